@@ -1,0 +1,76 @@
+# Set-up, demo, checks, tests and benchmarks. `make` alone lists the targets.
+
+PYTHON ?= python3
+SEEDS ?= 100000
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check server simulate bench-lend bench-bus bench-boundary clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+venv: .venv/.installed ## set up .venv with the locked packages (PYTHON=... names another interpreter)
+
+# pip is asked for, not python: a venv whose creation broke off has the latter only.
+.venv/.installed: requirements.lock pyproject.toml
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "swingshift needs Python 3.11 or newer, '$(PYTHON)' is: $$($(PYTHON) --version 2>&1). Name another: make venv PYTHON=python3.11" >&2; \
+	    exit 1; }
+	@test -x $(BIN)/pip || { echo "Creating .venv; the first set-up takes some minutes"; $(PYTHON) -m venv .venv; }
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: venv ## the main job on this machine alone: asynchronous RL that lends the trainer's device
+	$(BIN)/swingshift run examples/demo.yaml
+
+test: check server ## set-up, static checks, then all tests
+	$(BIN)/pytest --durations=10
+
+check: venv ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+# Debian starts and enables a service it installs; only the program is wanted here. A policy that the machine has already stays as it is.
+server: ## install redis-server if it is not there (Debian, as root)
+	@if command -v redis-server >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "The tests need redis-server 7.0 or newer on the PATH. Install it (Debian, Ubuntu: sudo apt-get install redis-server)," >&2; \
+	    echo "then run this again. Everything but the tests works without it." >&2; \
+	    exit 1; \
+	fi; \
+	set -e; \
+	policy=/usr/sbin/policy-rc.d; \
+	if [ ! -e $$policy ]; then \
+	    trap 'rm -f '$$policy EXIT; \
+	    printf '#!/bin/sh\nexit 101\n' > $$policy; \
+	    chmod 755 $$policy; \
+	fi; \
+	export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
+	apt-get update --quiet; \
+	apt-get install --yes --quiet --no-install-recommends redis-server </dev/null; \
+	if [ -d /run/systemd/system ]; then systemctl disable --quiet redis-server; fi
+
+simulate: venv ## simulate SEEDS=100000 runs with crashes, delays and failures
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+bench-lend: venv ## what lending the trainer's device gains over not lending it
+	$(BIN)/python -m benchmarks.lend
+
+bench-bus: .venv/.installed-ray ## latency and rate of the log, beside a Ray actor queue
+	$(BIN)/python -m benchmarks.bus
+
+bench-boundary: venv ## what a boundary costs
+	$(BIN)/python -m benchmarks.boundary
+
+.venv/.installed-ray: requirements-ray.lock .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-ray.lock
+	@touch $@
+
+clean: ## remove .venv, caches and build products; runs/ stays
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""Events to msgpack bodies and back; older schema versions are upcast on read, one function a step.
+
+Only validated models are encoded, so a body holds str, int, float, bool, None, lists and string-keyed dicts, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+from pydantic import BaseModel, ValidationError
+
+from bus.errors import CodecError, EntryTooLarge
+from bus.events import KINDS, Event
+
+WARN_BYTES = 16 * 1024
+MAX_BYTES = 256 * 1024
+
+Body = dict[str, Any]
+UPCASTERS: dict[tuple[str, int], Callable[[Body], Body]] = {}
+"""(kind, version) -> the function that makes a body of version + 1 of it."""
+
+
+def encode(event: Event) -> bytes:
+    """The event's body. Raises EntryTooLarge over 256 KiB: large data belongs into a blob."""
+    body: bytes = msgpack.packb(event.__dict__ if _is_flat(event) else event.model_dump())
+    if len(body) > MAX_BYTES:
+        raise EntryTooLarge(
+            f"a {event.kind} has a body of {len(body)} bytes, the limit is {MAX_BYTES}: put the data into a blob and carry its name"
+        )
+    return body
+
+
+def decode(kind: str, version: int, body: bytes) -> Event:
+    """The event of a body. Raises CodecError for an unknown kind, a newer schema or a broken body."""
+    model = KINDS.get(kind)
+    if model is None:
+        raise CodecError(f"entry of unknown kind {kind!r}: it was written by another version of swingshift; read it with that one")
+    if version > model.schema_version:
+        raise CodecError(f"{kind} has schema {version}, this version of swingshift reads up to {model.schema_version}: upgrade it")
+    try:
+        fields: Body = msgpack.unpackb(body)
+        for step in range(version, model.schema_version):
+            fields = UPCASTERS[kind, step](fields)
+        return model.model_validate(fields)
+    except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
+        raise CodecError(f"the body of a {kind} (schema {version}, {len(body)} bytes) cannot be read: {error}") from error
+
+
+def _is_flat(event: Event) -> bool:
+    """True when no field is a model itself, so that the slower recursive dump is not needed."""
+    return not any(isinstance(value, BaseModel) for value in event.__dict__.values())

@@ -1,0 +1,90 @@
+"""Every error of swingshift, as one tree.
+
+    SwingshiftError
+    ├── ConfigError            a user's configuration or command cannot be followed
+    ├── LogError
+    │   ├── GapError           entries a reader still needed were trimmed
+    │   ├── LogChanged         the log was rolled back, forked, recreated, or is another one
+    │   ├── LogMissing         there is no such run on this server
+    │   ├── Fenced             a newer incarnation of this service has started
+    │   ├── EntryTooLarge      an event is over the size limit
+    │   └── LogUnavailable     the server does not answer
+    ├── CodecError             an entry cannot be read or an event cannot be written
+    ├── BlobMissing            a payload is gone or its digest differs
+    ├── ServerError            no Redis-compatible server found, or it cannot be used
+    ├── CoreError              a core met a log that breaks its rules
+    ├── EngineError            an inference engine failed
+    ├── LearnerError           training failed (a loss that is not finite, …)
+    │   └── CheckpointError    a checkpoint is torn, missing or of another model
+    └── WeightsError           published weights are gone or their digest differs
+
+A message says what happened, with the values, and what to do.
+"""
+
+
+class SwingshiftError(Exception):
+    """Root of all errors that swingshift raises on purpose."""
+
+
+class ConfigError(SwingshiftError):
+    """A user's configuration or command cannot be followed."""
+
+
+class LogError(SwingshiftError):
+    """Something is wrong with a run's log."""
+
+
+class GapError(LogError):
+    """Entries that a reader still needed are no longer in the stream."""
+
+
+class LogChanged(LogError):
+    """The log was rolled back, forked or recreated: what this reader saw is not what is there now."""
+
+
+class LogMissing(LogError):
+    """The server has no log of this run."""
+
+
+class Fenced(LogError):
+    """A newer incarnation of the service holds a higher epoch; this process must end."""
+
+
+class EntryTooLarge(LogError):
+    """An event's body is over the size limit; large data belongs into a blob."""
+
+
+class LogUnavailable(LogError):
+    """The server does not answer."""
+
+
+class CodecError(SwingshiftError):
+    """An entry cannot be read, or an event cannot be written."""
+
+
+class BlobMissing(SwingshiftError):
+    """A payload is gone, or its digest is not the recorded one."""
+
+
+class ServerError(SwingshiftError):
+    """No Redis-compatible server was found, or the one found cannot be used."""
+
+
+class CoreError(SwingshiftError):
+    """A core met a log that breaks its rules."""
+
+
+class EngineError(SwingshiftError):
+    """An inference engine failed."""
+
+
+class LearnerError(SwingshiftError):
+    """Training failed."""
+
+
+class CheckpointError(LearnerError):
+    """A checkpoint is torn, missing or of another model."""
+
+
+class WeightsError(SwingshiftError):
+    """Published weights are gone, or their digest is not the recorded one."""

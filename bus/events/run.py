@@ -1,0 +1,180 @@
+"""Events of the run as a whole: its plan, its services, its operator.
+
+supervisor -> all: RunPlanned        every service -> all: ServiceStarted, ServiceStopped
+supervisor (or controller under `serve`) -> controller: ServiceLost
+operator -> all: SettingChanged, StopRequested, CheckpointRequested, RebalanceRequested
+janitor / rollouter -> all: RolloutPaused, RolloutResumed
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from bus.events.base import Event, Frozen, Role, Value
+
+
+class Deadlines(Frozen):
+    """How long things may take, in seconds. `act`: the controller kills or ends; `report`: it only says so."""
+
+    start_s: float = Field(default=300.0, gt=0)
+    """act: a replica has its engine up, counted from its start, else it is killed; the run opens with those that have."""
+    verdict_s: float = Field(default=5.0, gt=0)
+    """act: the policy answers a boundary, else the trainer trains on."""
+    wake_s: float = Field(default=120.0, gt=0)
+    """act: a hybrid replica is awake, else it is killed."""
+    abort_s: float = Field(default=30.0, gt=0)
+    """act: every request in flight at the cut has its outcome, else the replica is killed."""
+    sleep_s: float = Field(default=60.0, gt=0)
+    """act: a hybrid replica is asleep, else it is killed."""
+    update_s: float = Field(default=120.0, gt=0)
+    """act: a serving replica has taken new weights, else it is killed."""
+    kill_s: float = Field(default=30.0, gt=0)
+    """act: the exit of a killed replica is verified, else the run ends."""
+    generate_s: float = Field(default=900.0, gt=0)
+    """act: a replica with requests in flight finishes one, else it is killed."""
+    no_replica_s: float = Field(default=300.0, gt=0)
+    """act: with no replica at all, one comes back, else the run ends."""
+    service_s: float = Field(default=300.0, gt=0)
+    """report: trainer and rollouter answer a request (yield, reload, cut, open)."""
+    stall_s: float = Field(default=120.0, gt=0)
+    """report: something moves."""
+
+
+class RunPlanned(Event):
+    """First entry of every log: all totals, seeds and settings that cores and learner depend on. supervisor -> all."""
+
+    kind: ClassVar[str] = "RunPlanned"
+    emitter: ClassVar[Role | None] = "supervisor"
+    run: str
+    seed: int
+    total_steps: int = Field(ge=1)
+    required_samples: int = Field(ge=1)
+    """Samples of one step: ppo_mini_batch_size * require_batches."""
+    trigger_parameter_sync_step: int = Field(ge=1)
+    """Steps of one cycle."""
+    staleness_threshold: float = Field(ge=0)
+    rollout_n: int = Field(ge=1)
+    """Answers of one sample."""
+    num_prompts: int | None = Field(default=None, ge=1)
+    """Prompts in the plan, all data epochs counted; None: as many as are needed."""
+    max_prompt_length: int = Field(ge=1)
+    max_response_length: int = Field(ge=1)
+    partial_rollout: bool = True
+    enable_rebalance: bool = True
+    use_dynamic_resource_scheduling: bool = True
+    standalone: tuple[str, ...] = ()
+    hybrid: tuple[str, ...] = ()
+    max_running_requests: int = Field(default=32, ge=1)
+    """Requests that one replica runs at a time; what is over it waits, unrouted, at the rollouter."""
+    max_attempts: int = Field(default=3, ge=1)
+    """An answer that fails (engine error) is tried this often, then its group is dropped as `failed`."""
+    tail: Literal["train", "drop"] = "train"
+    """What happens to the last, partial batch when the prompts end."""
+    max_tokens_per_micro_batch: int = Field(default=16_384, ge=1)
+    checkpoint_every_versions: int = Field(default=1, ge=1)
+    on_redo_diverged: Literal["stop", "republish"] = "stop"
+    max_lent_s: float = Field(default=600.0, gt=0)
+    """Longest time the devices stay lent when a verdict names none."""
+    deadlines: Deadlines = Deadlines()
+    policy: str = "default"
+    policy_params: dict[str, Value] = Field(default_factory=dict)
+    devices: dict[str, str] = Field(default_factory=dict)
+    """Service -> the device it holds: core numbers `0,1` on CPU, `cuda:0` on a GPU."""
+    parent: str | None = None
+    parent_position: int = 0
+    config: str = ""
+    """The resolved configuration as JSON, for people and for `resume`; cores never read it."""
+    environment: dict[str, Value] = Field(default_factory=dict)
+    """Python, torch, threads, backend, padding: what bits depend on."""
+
+    @property
+    def cycle_samples(self) -> int:
+        """Samples of one cycle (S)."""
+        return self.required_samples * self.trigger_parameter_sync_step
+
+
+class ServiceStarted(Event):
+    """A new incarnation of a service; the call that appends it allocates the epoch and fences out the one before. any -> all."""
+
+    kind: ClassVar[str] = "ServiceStarted"
+    code: str
+    """Digest of the code that decides in this service."""
+    host: str = ""
+    pid: int = 0
+    role: Literal["", "standalone", "hybrid"] = ""
+    """For a replica: which kind it is."""
+
+
+class ServiceStopped(Event):
+    """A service ends by itself, in order. any -> all."""
+
+    kind: ClassVar[str] = "ServiceStopped"
+    reason: str
+
+
+class ServiceLost(Event):
+    """The process of `service` (incarnation `epoch`) is gone, its exit verified. supervisor (controller under `serve`) -> controller."""
+
+    kind: ClassVar[str] = "ServiceLost"
+    service: str
+    epoch: int
+    restarting: bool
+    """False: it will not come back, its restarts are used up."""
+    detail: str = ""
+
+    def emitted_by(self) -> tuple[Role, ...] | None:
+        return ("supervisor", "controller")
+
+
+class SettingChanged(Event):
+    """A knob was turned on a live run; every service honours it from this position on. operator -> all."""
+
+    kind: ClassVar[str] = "SettingChanged"
+    emitter: ClassVar[Role | None] = "operator"
+    name: str
+    value: Value
+
+
+class StopRequested(Event):
+    """End the run in order: the batch in training is finished and published, nothing new begins. operator -> all."""
+
+    kind: ClassVar[str] = "StopRequested"
+    reason: str = ""
+
+    def emitted_by(self) -> tuple[Role, ...] | None:
+        return ("operator", "supervisor")
+
+
+class CheckpointRequested(Event):
+    """Save a checkpoint after the step in training. operator -> trainer."""
+
+    kind: ClassVar[str] = "CheckpointRequested"
+    emitter: ClassVar[Role | None] = "operator"
+
+
+class RebalanceRequested(Event):
+    """Spread the requests in flight evenly over the replicas that serve. operator -> rollouter."""
+
+    kind: ClassVar[str] = "RebalanceRequested"
+    emitter: ClassVar[Role | None] = "operator"
+
+
+class _Pause(Event):
+    reason: Literal["staleness", "no_replica", "memory"]
+
+    def emitted_by(self) -> tuple[Role, ...] | None:
+        return ("janitor",) if self.reason == "memory" else ("rollouter",)
+
+
+class RolloutPaused(_Pause):
+    """No new sample is started until the matching RolloutResumed. rollouter (memory: janitor) -> all."""
+
+    kind: ClassVar[str] = "RolloutPaused"
+
+
+class RolloutResumed(_Pause):
+    """Samples are started again. rollouter (memory: janitor) -> all."""
+
+    kind: ClassVar[str] = "RolloutResumed"

@@ -1,0 +1,109 @@
+"""The one loop that live services, replay and simulation share: apply an entry, then decide.
+
+    entry ─▶ core.apply ─▶ core.decide ─▶ apply the answer ─▶ core.decide ─▶ … None, or the bound
+                              └──────── all answers are appended together, cause = entry ────────▶ log
+
+An own derived entry that comes back from the log is not applied again, but `decide` is asked with it as cause, so the bound loses nothing.
+`rebuild` restores the state that an incarnation had: entries in order, own derived ones right after their cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from bus.codec import encode
+from bus.core import Core
+from bus.entry import Draft, Entry, Producer, role_of
+from bus.errors import CoreError
+from bus.events import Event
+from bus.log import Log
+
+MAX_DECISIONS = 64
+"""Decisions taken on one entry before reading on."""
+
+Clock = Callable[[], int]
+Prepare = Callable[[Sequence[Event]], None]
+
+
+class Host:
+    """Drives one incarnation of a core. `prepare` is called with derived events before they are appended (to write what they name)."""
+
+    def __init__(self, core: Core, log: Log, producer: Producer, clock: Clock, prepare: Prepare | None = None) -> None:
+        self.core = core
+        self.producer = producer
+        self._log = log
+        self._clock = clock
+        self._prepare = prepare
+        self.decided_at: dict[str, int] = {}
+        """Kind -> position of this source's newest decision of that kind: the cause of the fact that follows it."""
+
+    def take(self, entry: Entry) -> list[Event]:
+        """Applies an entry, decides, appends the decisions; returns them. Raises what `Log.append` raises: then this process must end."""
+        if not self._is_own_derived(entry):
+            self.core.apply(entry)
+        return self.decide(entry.position)
+
+    def decide(self, cause: int) -> list[Event]:
+        """Decides with `cause`, up to the bound, and appends."""
+        decisions = decide_all(self.core, cause)
+        if decisions:
+            if self._prepare is not None:
+                self._prepare(decisions)
+            at = self._clock()
+            first = self._log.append(self.producer, [Draft(event, derived=True, cause=cause, at=at) for event in decisions])
+            self.decided_at.update((event.kind, first + offset) for offset, event in enumerate(decisions))
+        return decisions
+
+    def append_facts(self, facts: Sequence[tuple[Event, int]]) -> None:
+        """Appends facts with their causes; they reach the core through the log like everybody's."""
+        at = self._clock()
+        for event, _ in facts:
+            check_emitter(self.producer.source, event)
+        self._log.append(self.producer, [Draft(event, derived=False, cause=cause, at=at) for event, cause in facts])
+
+    def _is_own_derived(self, entry: Entry) -> bool:
+        return entry.derived and entry.source == self.producer.source and entry.epoch == self.producer.epoch
+
+
+def decide_all(core: Core, cause: int) -> list[Event]:
+    """Asks `decide` until it is silent or the bound is reached, applying each answer as the core's own."""
+    decisions: list[Event] = []
+    while len(decisions) < MAX_DECISIONS:
+        event = core.decide()
+        if event is None:
+            break
+        check_emitter(core.source, event)
+        encode(event)
+        core.apply(own(core, event, cause))
+        decisions.append(event)
+    return decisions
+
+
+def own(core: Core, event: Event, cause: int) -> Entry:
+    """A decision as the entry that its own core applies: its position and time are not known yet, and must not matter."""
+    return Entry(position=0, source=core.source, epoch=0, derived=True, cause=cause, at=0, chain="", event=event)
+
+
+def check_emitter(source: str, event: Event) -> None:
+    """Raises CoreError when `source` is not the one emitter of this kind of event."""
+    allowed = event.emitted_by()
+    if allowed is not None and role_of(source) not in allowed:
+        raise CoreError(f"{source} emitted {event.kind}, which only {' or '.join(allowed)} may emit: this is a bug, please report it")
+
+
+def rebuild(core: Core, entries: Iterable[Entry]) -> int:
+    """Applies a recorded log to a fresh core; returns the last position. What is recorded wins: `decide` is not asked.
+
+    Own derived entries are applied right after their cause, whatever incarnation wrote them, as that incarnation did.
+    """
+    recorded = list(entries)
+    answers: dict[int, list[Entry]] = {}
+    for entry in recorded:
+        if entry.derived and entry.source == core.source:
+            answers.setdefault(entry.cause, []).append(entry)
+    for entry in recorded:
+        if not (entry.derived and entry.source == core.source):
+            core.apply(entry)
+        for answer in answers.get(entry.position, ()):
+            core.apply(own(core, answer.event, entry.position))
+    return recorded[-1].position if recorded else 0

@@ -1,0 +1,68 @@
+"""Every Redis key of swingshift, and why it is there.
+
+All keys of a run share the braces around its id, so on a cluster they lie in one slot and one script call may touch them together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bus.errors import ConfigError
+
+RUNS = "swingshift:runs"
+"""Set of run ids: which runs this server may have, so that listing them needs no scan. In a slot of its own; only for listing."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def check_run_id(run: str) -> str:
+    """Returns `run`. Raises ConfigError for an id that cannot be part of a key and of a folder's name."""
+    if not _RUN_ID.fullmatch(run) or run in {".", ".."}:
+        raise ConfigError(f"{run!r} is no run id: use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one run."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        check_run_id(self.run)
+
+    @property
+    def log(self) -> str:
+        """Stream, one item an entry with id `POSITION-0`: the order of everything. Dense, so a lost entry shows as a gap."""
+        return f"{{swingshift:{self.run}}}:log"
+
+    @property
+    def meta(self) -> str:
+        """Hash: what the append script checks and counts.
+
+        log, position, chain   identity of the log, and position and chain of its newest entry
+        epoch:SOURCE           newest incarnation of a source; lower ones are fenced
+        answer:CLIENT          `counter first-position epoch` of a client's last append: the answer to its retry
+        clients                clients with an answer, oldest first, so that the oldest can be forgotten
+        inbox:REPLICA          position of the newest entry mirrored for a replica: the list of the inboxes
+        trimmed:REPLICA        position of the newest entry that was trimmed from an inbox
+        """
+        return f"{{swingshift:{self.run}}}:meta"
+
+    @property
+    def positions(self) -> str:
+        """Hash of consumer -> position up to which it needs nothing any more; the janitor trims behind the lowest essential one."""
+        return f"{{swingshift:{self.run}}}:positions"
+
+    def inbox(self, replica: str) -> str:
+        """Stream of the entries for one replica, same items as in the log, so that a replica need not read the whole log."""
+        return f"{{swingshift:{self.run}}}:inbox:{replica}"
+
+    def blob(self, name: str) -> str:
+        """String: a payload, kept out of the log so that readers who do not need it do not get it."""
+        return f"{{swingshift:{self.run}}}:blob:{name}"
+
+    def alive(self, service: str) -> str:
+        """String with a time to live, value the epoch: the service's process is there, however long its current work takes."""
+        return f"{{swingshift:{self.run}}}:alive:{service}"

@@ -1,0 +1,67 @@
+"""The contract of a run's log. `MemoryLog` and `RedisLog` keep it; one contract suite runs on both.
+
+One total order, dense positions from 1, appends checked before anything is written:
+log id, epoch (fencing), the producer's counter (a retry returns the position of the first try), the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bus.entry import Draft, Entry, Producer
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What `attach` gives: the new incarnation's identity, and the position of its ServiceStarted (or PolicyAttached)."""
+
+    producer: Producer
+    position: int
+
+
+class Log(Protocol):
+    """One run's log, as one client sees it. Not thread-safe: one client a thread."""
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+
+    @property
+    def log_id(self) -> str:
+        """Identity of this very log; another one under the same run id is another log."""
+
+    def attach(self, source: str, draft: Draft) -> Attached:
+        """Appends a ServiceStarted or PolicyAttached and allocates the epoch in the same call. From then on lower epochs are fenced."""
+
+    def append(self, producer: Producer, drafts: Sequence[Draft]) -> int:
+        """Appends all of `drafts`, adjacent and in order, or nothing; returns the first one's position.
+
+        Retries safely after a lost reply. Raises Fenced, LogChanged, LogMissing, EntryTooLarge, LogUnavailable.
+        """
+
+    def read(self, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
+        """Entries with positions after+1, after+2, … (at most `limit`); with none there, waits up to `block_ms` (0: not at all).
+
+        Raises GapError when they were trimmed, LogChanged when the log is not the one this client read before.
+        """
+
+    def read_inbox(self, replica: str, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
+        """Like `read`, but only the entries mirrored for one replica; their positions have gaps."""
+
+    def last_position(self) -> int:
+        """Position of the newest entry."""
+
+
+class Blobs(Protocol):
+    """Payloads of a run by name. A name is written once; writing the same name again replaces it."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Stores `data`; durable before the entry that names it is appended."""
+
+    def get(self, name: str) -> bytes:
+        """The payload. Raises BlobMissing."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Removes payloads whose last reader is done; unknown names are ignored."""

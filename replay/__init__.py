@@ -1,0 +1,1 @@
+"""Recorded logs: verify, look at, explain."""

@@ -1,0 +1,49 @@
+"""The cores that a verification recomputes, as this checkout has them, each with the digest of its code."""
+
+from __future__ import annotations
+
+from bus.core import Core
+from bus.errors import ConfigError
+from bus.events import PolicyAttached
+from policies.protocol import Policy
+from policies.registry import create
+from replay.verify import Subject
+from services.code import service_code
+from services.controller.core import ControllerCore
+from services.policy.core import PolicyCore
+from services.rollouter.core import RollouterCore
+from services.trainer.core import TrainerCore
+
+LISTENER = "static_fully_async"
+"""Stands in where there is no policy to be made; what it decides is not compared, or listed as of other code."""
+
+
+def subjects() -> tuple[Subject, ...]:
+    """Trainer, rollouter, controller and the active policy."""
+    return (
+        Subject("trainer", lambda _: TrainerCore(), lambda _: service_code("trainer")),
+        Subject("rollouter", lambda _: RollouterCore(), lambda _: service_code("rollouter")),
+        Subject("controller", lambda _: ControllerCore(), lambda _: service_code("controller")),
+        Subject("policy", policy_core, policy_code),
+    )
+
+
+def policy_core(attached: PolicyAttached | None) -> Core:
+    """The core of the policy that was attached."""
+    return PolicyCore(_policy(attached) or create(LISTENER, {}))
+
+
+def policy_code(attached: PolicyAttached | None) -> str:
+    """Digest of the code of the policy service with that policy; empty when this checkout does not have it."""
+    policy = _policy(attached)
+    return "" if policy is None else service_code("policy", type(policy).__module__)
+
+
+def _policy(attached: PolicyAttached | None) -> Policy | None:
+    """None: no policy is attached, or one that this checkout does not have; then its incarnation ran other code."""
+    if attached is None:
+        return None
+    try:
+        return create(attached.name, attached.params)
+    except ConfigError:
+        return None

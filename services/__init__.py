@@ -1,0 +1,1 @@
+"""One folder a service: `core.py` decides without I/O, the rest is the shell that acts."""

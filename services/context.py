@@ -1,0 +1,139 @@
+"""What a service is given when it starts: where the log is, what was planned, and who it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bus.alive import Alive
+from bus.errors import ConfigError, GapError
+from bus.events import RunPlanned, ServiceStarted
+from bus.redis_blobs import RedisBlobs
+from bus.redis_log import RedisLog
+from services.config import SCRIPTED, RunConfig
+from services.plan import config_of, engine_config
+
+if TYPE_CHECKING:
+    from services.engines.protocol import Engine
+    from services.learner.protocol import Learner
+
+REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """One incarnation of one service. Clients of the log are not thread-safe: open one a thread."""
+
+    url: str
+    """The server's."""
+    run: str
+    service: str
+    """`trainer`, `rollouter`, `replica`, `controller`, `policy`, `archiver`."""
+    name: str
+    """A replica's name; empty for the others."""
+    plan: RunPlanned
+    """The log's first entry."""
+    config: RunConfig
+    """As the plan has it: nothing of it is left to be worked out."""
+    folder: Path
+    """The run's folder, absolute."""
+    code: str
+    """Digest of the code that decides in this service."""
+    in_process: bool = False
+    """All services are threads of one process: no signals, no affinity, nobody can be killed."""
+
+    @property
+    def source(self) -> str:
+        """What the service is called in the log."""
+        return f"{REPLICA}:{self.name}" if self.service == REPLICA else self.service
+
+    @property
+    def role(self) -> Literal["", "standalone", "hybrid"]:
+        """Which kind of replica it is; empty for other services."""
+        if self.service != REPLICA:
+            return ""
+        return "hybrid" if self.name in self.plan.hybrid else "standalone"
+
+    @property
+    def device(self) -> str:
+        """Cores or GPUs that were planned for it; empty: any."""
+        return self.plan.devices.get(self.source, "")
+
+    @property
+    def model_folder(self) -> Path:
+        """The Hugging Face folder of the initial model."""
+        return Path(self.config.model.path)
+
+    def started(self) -> ServiceStarted:
+        """Its first word in the log."""
+        return ServiceStarted(code=self.code, host=socket.gethostname(), pid=os.getpid(), role=self.role)
+
+    def open_log(self) -> RedisLog:
+        """A further client of the log. Raises LogMissing, ServerError."""
+        return RedisLog.open(self.url, self.run)
+
+    def open_blobs(self) -> RedisBlobs:
+        """A further client of the payloads."""
+        return RedisBlobs(self.url, self.run)
+
+    def alive(self, epoch: int) -> Alive:
+        """The sign of life of this incarnation."""
+        return Alive(self.url, self.run, self.source, epoch)
+
+    def make_learner(self, offloaded: bool = False) -> Learner:
+        """The learner with the initial weights. Raises ConfigError for a model that cannot be used."""
+        if self.config.model.path == SCRIPTED:
+            from services.learner.scripted import ScriptedLearner
+
+            return ScriptedLearner(self.config.scripted.seconds_per_step)
+        from services.learner.hf import HfLearner
+
+        return HfLearner(self.config.actor, self.plan.total_steps, offloaded=offloaded)
+
+    def make_engine(self) -> Engine:
+        """The engine of this replica, not started."""
+        config = engine_config(self.config, self.plan)
+        if config.kind == "scripted":
+            return self._scripted_engine()
+        from services.engines.embedded import EmbeddedEngine
+
+        return EmbeddedEngine(config, self.model_folder, "cuda" if self.device.startswith("cuda") else "cpu")
+
+    def _scripted_engine(self) -> Engine:
+        from services.engines.scripted import Script, ScriptedEngine, varying_length
+
+        scripted = self.config.scripted
+        script = Script(
+            varying_length(scripted.shortest_answer, scripted.longest_answer),
+            scripted.tokens_per_second,
+            seconds={"start": scripted.start_s, "wake": scripted.wake_s, "sleep": scripted.sleep_s},
+        )
+        return ScriptedEngine(engine_config(self.config, self.plan), script)
+
+
+def read_plan(url: str, run: str) -> RunPlanned:
+    """The plan of a run, from its log. Raises LogMissing, ServerError, ConfigError."""
+    with RedisLog.open(url, run) as log:
+        try:
+            first = log.read(0, 1)
+        except GapError as error:
+            raise ConfigError(f"run {run}: the log's beginning was trimmed; read it from the recording: {error}") from error
+    event = first[0].event if first else None
+    if not isinstance(event, RunPlanned):
+        raise ConfigError(f"run {run}: the log does not begin with a plan, but with {event!r}: it was not made by swingshift")
+    return event
+
+
+def make_context(
+    url: str, plan: RunPlanned, service: str, name: str, folder: Path, code: str, *, in_process: bool = False
+) -> ServiceContext:
+    """The context of one service of a planned run. Raises ConfigError for a replica that is not in the plan."""
+    known = plan.standalone + plan.hybrid
+    if service == REPLICA and name not in known:
+        raise ConfigError(f"run {plan.run} has no replica {name or 'without a name'!r}: name one of {', '.join(known)} with --name")
+    if service != REPLICA and name:
+        raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
+    return ServiceContext(url, plan.run, service, name, plan, config_of(plan), folder.absolute(), code, in_process)

@@ -1,0 +1,134 @@
+"""Which service is on which device. On a GPU machine a device is a GPU (`cuda:0`), on a CPU machine it is a set of cores (`0,1`).
+
+2 cores, one standalone and one hybrid replica:   core 0: s0        core 1: trainer, h0        both: everybody else
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.errors import ConfigError
+from services.config import RunConfig
+
+CUDA = "cuda:"
+REPLICA = "replica:"
+DECIDERS = ("rollouter", "controller", "policy", "archiver")
+"""Services that need no device, only some time of any core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to be assigned."""
+
+    cores: tuple[int, ...]
+    gpus: int = 0
+
+
+def this_machine() -> Machine:
+    """The cores this process may use, and the GPUs (NVIDIA's) of this machine."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return Machine(tuple(sorted(os.sched_getaffinity(0))), len(list(gpus.iterdir())) if gpus.is_dir() else 0)
+
+
+def is_cuda(device: str) -> bool:
+    """The device is made of GPUs."""
+    return device.startswith(CUDA)
+
+
+def cores_of(device: str) -> tuple[int, ...]:
+    """The cores of a CPU device."""
+    return tuple(int(core) for core in device.split(","))
+
+
+def assign_devices(config: RunConfig, machine: Machine) -> dict[str, str]:
+    """Service -> device. Raises ConfigError for a device that is not there, or more than one holder can have."""
+    if config.devices == "unpinned":
+        return {}
+    services = known_services(config)
+    if config.devices == "auto":
+        devices = _gpus(config, machine) if config.actor.device == "cuda" else _cores(config, machine.cores)
+        return {service: devices[service] for service in services if service in devices}
+    for service in config.devices:
+        if service not in services:
+            raise ConfigError(f"devices.{service}: there is no such service in this run, there are {', '.join(services)}")
+    _check_there(config.devices, machine)
+    return dict(config.devices)
+
+
+def known_services(config: RunConfig) -> tuple[str, ...]:
+    """All services of a run by the names they have in the log."""
+    replicas = (*config.replicas.standalone_names, *config.replicas.hybrid_names)
+    return ("trainer", *(REPLICA + name for name in replicas), *DECIDERS)
+
+
+def _cores(config: RunConfig, cores: Sequence[int]) -> dict[str, str]:
+    """Half of the cores for the standalone replicas, the others for the trainer, whose cores the hybrid replicas share out."""
+    standalone, hybrid = config.replicas.standalone_names, config.replicas.hybrid_names
+    lower = len(cores) // 2 if standalone and len(cores) > 1 else 0
+    for_standalone, home = list(cores[:lower]) or list(cores), list(cores[lower:])
+    devices = {"trainer": home} | _share_out(standalone, for_standalone) | _share_out(hybrid, home)
+    return {service: _text(held) for service, held in devices.items()} | dict.fromkeys(DECIDERS, _text(cores))
+
+
+def _text(cores: Sequence[int]) -> str:
+    return ",".join(map(str, cores))
+
+
+def _share_out(names: Sequence[str], cores: Sequence[int]) -> dict[str, list[int]]:
+    """Equal parts, the first ones one core larger; with fewer cores than replicas, several have the same one."""
+    if len(names) > len(cores):
+        return {REPLICA + name: [cores[index % len(cores)]] for index, name in enumerate(names)}
+    return {REPLICA + name: list(cores[index :: len(names)]) for index, name in enumerate(names)}
+
+
+def _gpus(config: RunConfig, machine: Machine) -> dict[str, str]:
+    """GPU 0 is the trainer's, which hybrid replicas share; each standalone replica has one of its own."""
+    needed = 1 + config.replicas.standalone
+    if needed > machine.gpus:
+        raise ConfigError(
+            f"actor.device is cuda with {config.replicas.standalone} standalone replicas: that takes {needed} GPUs, this machine has "
+            f"{machine.gpus}; lower replicas.standalone, or name the devices under `devices`"
+        )
+    home = {REPLICA + name: f"{CUDA}0" for name in config.replicas.hybrid_names}
+    others = {REPLICA + name: f"{CUDA}{number}" for number, name in enumerate(config.replicas.standalone_names, 1)}
+    return {"trainer": f"{CUDA}0"} | home | others
+
+
+def _check_there(devices: Mapping[str, str], machine: Machine) -> None:
+    for service, device in devices.items():
+        parts = device.split(",")
+        if is_cuda(device):
+            missing = [part for part in parts if int(part.removeprefix(CUDA)) >= machine.gpus]
+            there = f"{machine.gpus} GPUs"
+        else:
+            missing = [part for part in parts if int(part) not in machine.cores]
+            there = f"the cores {', '.join(map(str, machine.cores))}"
+        if missing:
+            raise ConfigError(f"devices.{service} is {device}: {', '.join(missing)} is not there, this machine has {there}")
+
+
+def check_memory(config: RunConfig, devices: Mapping[str, str]) -> None:
+    """Raises ConfigError when the holders of one GPU take more memory than it has."""
+    shares: dict[str, list[tuple[str, float]]] = {}
+    for service, device in devices.items():
+        for part in device.split(",") if is_cuda(device) else ():
+            shares.setdefault(part, []).append((service, _share(config, service)))
+    for part, taken in shares.items():
+        total = sum(share for _, share in taken)
+        if total > 1 + 1e-9:
+            names = " + ".join(f"{service} {share:g}" for service, share in taken)
+            raise ConfigError(
+                f"{part} would have {total:g} of its memory taken ({names}), which is over 1: lower rollout.gpu_memory_utilization, "
+                "rollout.standalone_gpu_memory_utilization or trainer.gpu_memory_utilization"
+            )
+
+
+def _share(config: RunConfig, service: str) -> float:
+    if service == "trainer":
+        return config.trainer.gpu_memory_utilization
+    if service.removeprefix(REPLICA) in config.replicas.standalone_names:
+        return config.rollout.standalone_gpu_memory_utilization
+    return config.rollout.gpu_memory_utilization if service.startswith(REPLICA) else 0.0

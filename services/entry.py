@@ -1,0 +1,147 @@
+"""Where the process of one service begins: pins it to its device, then imports the service, which may take torch along.
+
+    python -m services.entry SERVICE --url URL --run ID [--folder DIR] [--name NAME]
+
+Exit codes: 0 ended in order, 3 fenced by a newer incarnation, 2 the command cannot be followed, 1 anything else, with its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, cast
+
+from bus.errors import ConfigError, Fenced, SwingshiftError
+from services.code import service_code
+from services.context import ServiceContext, make_context, read_plan
+from services.devices import CUDA, cores_of, is_cuda
+from services.logs import log_to_stderr
+
+logger = logging.getLogger(__name__)
+
+SERVICES = ("trainer", "rollouter", "replica", "controller", "policy", "archiver")
+ENDED, FAILED, MISTAKEN, FENCED = 0, 1, 2, 3
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Read once, when the libraries are loaded."""
+
+
+class ServiceModule(Protocol):
+    """What `services.SERVICE.shell` holds."""
+
+    main: Callable[[ServiceContext], None]
+
+
+def run_service(service: str, url: str, run: str, folder: Path | None = None, name: str | None = None) -> int:
+    """Runs one service in this process until the run ends; returns the exit code."""
+    log_to_stderr()
+    try:
+        context = context_for(service, url, run, folder, name)
+        pin(context.device)
+        return run_main(context)
+    except ConfigError as error:
+        logger.error("cannot start: service=%s run=%s error=%s", service, run, error)
+        return MISTAKEN
+    except SwingshiftError:
+        logger.exception("cannot start: service=%s run=%s", service, run)
+        return FAILED
+
+
+def context_for(service: str, url: str, run: str, folder: Path | None, name: str | None, *, in_process: bool = False) -> ServiceContext:
+    """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
+    if service not in SERVICES:
+        raise ConfigError(f"there is no service {service!r}: name one of {', '.join(SERVICES)}")
+    plan = read_plan(url, run)
+    code = code_of(service, plan.policy)
+    context = make_context(url, plan, service, name or "", folder or Path("runs") / run, code, in_process=in_process)
+    context.folder.mkdir(parents=True, exist_ok=True)
+    return context
+
+
+def code_of(service: str, policy: str) -> str:
+    """Digest of the code that decides in a service of a run with this policy."""
+    return service_code(service, policy_module(policy) if service == "policy" else "")
+
+
+def policy_module(name: str) -> str:
+    """The module of a built-in policy."""
+    from policies.registry import create
+
+    return type(create(name, {})).__module__
+
+
+def pin(device: str) -> None:
+    """Binds this process, and all threads it will start, to its device. Raises ConfigError for one that is not here."""
+    if is_cuda(device):
+        os.environ["CUDA_VISIBLE_DEVICES"] = device.replace(CUDA, "")
+        return
+    cores = cores_of(device) if device else ()
+    if cores:
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            there = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise ConfigError(
+                f"the plan puts this service on the cores {device}, this machine has {there}: plan the run with `devices: unpinned`, "
+                "or name cores that every machine has"
+            ) from error
+    os.environ.update(dict.fromkeys(THREADS, str(max(1, len(cores)))))
+
+
+def run_main(context: ServiceContext) -> int:
+    """Runs the service's shell; returns the exit code, and logs why it ended."""
+    source = context.source
+    try:
+        module = cast(ServiceModule, importlib.import_module(f"services.{context.service}.shell"))
+        if not context.in_process:
+            _end_on_signals()
+        device = context.device or "any"
+        logger.info("service starts: service=%s run=%s pid=%d device=%s code=%s", source, context.run, os.getpid(), device, context.code)
+        module.main(context)
+    except _terminated():
+        logger.info("service was told to end: service=%s", source)
+    except Fenced as error:
+        logger.warning("service was fenced: service=%s error=%s", source, error)
+        return FENCED
+    except Exception:
+        # The outermost loop of a service: whatever it is, it is recorded, and the exit code tells the supervisor.
+        logger.exception("service failed: service=%s", source)
+        return FAILED
+    logger.info("service ended: service=%s", source)
+    return ENDED
+
+
+def _terminated() -> type[BaseException]:
+    from services.shell import Terminated
+
+    return Terminated
+
+
+def _end_on_signals() -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise _terminated()(f"signal {signal.Signals(number).name}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def main(arguments: list[str]) -> int:
+    """The process's command line, written by launchers; people use `swingshift serve`."""
+    parser = argparse.ArgumentParser(prog="services.entry")
+    parser.add_argument("service")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--name")
+    given = parser.parse_args(arguments)
+    return run_service(given.service, given.url, given.run, given.folder, given.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Starts the services of a run and looks after them."""

@@ -1,0 +1,49 @@
+"""All services as threads of one process, for a debugger. Nobody can be killed, and nothing is pinned."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from bus.errors import ConfigError
+from services.entry import context_for, run_main
+from services.launcher.protocol import Handle, RunPlace, ServiceSpec
+
+
+class ThreadLauncher:
+    """Starts services as threads."""
+
+    def __init__(self, place: RunPlace) -> None:
+        self._place = place
+
+    def spawn(self, spec: ServiceSpec) -> Handle:
+        return ThreadHandle(self._place, spec)
+
+
+class ThreadHandle:
+    """One thread."""
+
+    def __init__(self, place: RunPlace, spec: ServiceSpec) -> None:
+        self._place = place
+        self._spec = spec
+        self._code: int | None = None
+        self._thread = threading.Thread(target=self._run, name=spec.source, daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else self._code
+
+    def terminate(self) -> None:
+        """A thread cannot be told anything; the process ends with the main one."""
+
+    def kill(self) -> None:
+        raise ConfigError(f"{self._spec.source} must be killed, which cannot be done to a thread: run it without --in-process")
+
+    def _run(self) -> None:
+        self._code = 1
+        place = self._place
+        self._code = run_main(context_for(self._spec.service, place.url, place.run, place.folder, self._spec.name, in_process=True))

@@ -1,0 +1,257 @@
+"""Looks after the services of a run from its plan to its end.
+
+    spawn ▸ [ read the log ▸ kill what KillRequested names ▸ verified exits: ServiceLost ▸ restart after a pause ]* ▸ RunEnded ▸ end leftovers
+
+    Ctrl-C ─▶ StopRequested ─▶ the cores end the run in order        again, or `stop_s` later ─▶ every process group is killed
+
+Everything happens in the main thread: one append in flight, and processes that end with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from bus.entry import Draft, Entry, Producer
+from bus.errors import LogError
+from bus.events import Event, KillRequested, PolicyAttached, RunEnded, RunPlanned, ServiceLost, ServiceStarted, StopRequested
+from bus.log import Log
+from services.config import SupervisorConfig
+from services.entry import FENCED, MISTAKEN
+from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
+from services.launcher.restarts import Restarts
+
+logger = logging.getLogger(__name__)
+
+SUPERVISOR = Producer("supervisor", 0)
+READ_LIMIT = 512
+BLOCK_MS = 100
+"""How long an exit may go unnoticed while the log is silent."""
+POLL_S = 0.02
+TERM_S = 5.0
+"""How long a leftover may take to end after SIGTERM."""
+KILL_S = 10.0
+"""How long it may take to be gone after SIGKILL."""
+DETAIL_CHARACTERS = 300
+TAIL_BYTES = 4096
+IN_ORDER = ("completed", "prompts_exhausted", "stopped")
+"""Reasons of RunEnded that are no failure."""
+
+Watch = Callable[[Sequence[Entry]], None]
+
+
+class StopNow(BaseException):
+    """The user asked a second time: everything ends at once. No `except Exception` may hold it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `reason` is that of RunEnded, or `killed`, `controller_lost`, `not_stopped`: then the log has no RunEnded."""
+
+    reason: str
+    detail: str = ""
+    leftovers: tuple[str, ...] = ()
+    """Services that did not end by themselves."""
+
+    @property
+    def in_order(self) -> bool:
+        """The run did what was asked of it."""
+        return self.reason in IN_ORDER
+
+
+@dataclass
+class Child:
+    """One service, over all its incarnations."""
+
+    spec: ServiceSpec
+    restarts: Restarts
+    handle: Handle | None = None
+    spawned_at: float = 0.0
+    epoch: int = 0
+    """Of the running incarnation; 0: it has not said its first word yet."""
+    cause: int = 0
+    """Position of its first word, or of the request to kill it."""
+    due_at: float | None = None
+    """When it is started again."""
+
+
+@dataclass
+class Supervisor:
+    """Runs one run. `watch` gets every entry; `clock` is monotonic, in seconds."""
+
+    place: RunPlace
+    log: Log
+    launcher: Launcher
+    config: SupervisorConfig
+    watch: Watch
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], int] = time.time_ns
+    children: dict[str, Child] = field(default_factory=dict)
+    position: int = 0
+    ended: RunEnded | None = None
+    _stop_by: float | None = None
+    _failure: Outcome | None = None
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Nobody is left behind, whatever happened."""
+        self.kill_all()
+
+    def run(self, services: Sequence[ServiceSpec]) -> Outcome:
+        """Starts the services and returns when the run has ended and they have. Raises LogError, StopNow; then call `kill_all`."""
+        for spec in services:
+            self.children[spec.source] = Child(spec, Restarts(self.config))
+            self._spawn(self.children[spec.source])
+        while self.ended is None and self._failure is None:
+            self._read(BLOCK_MS)
+            self._look_after_children()
+            if self._stop_by is not None and self.clock() > self._stop_by and self.ended is None:
+                self._failure = Outcome("not_stopped", f"asked to stop, it did not end within {self.config.stop_s:g} s (supervisor.stop_s)")
+        if self.ended is None:
+            assert self._failure is not None
+            return self._failure
+        return Outcome(self.ended.reason, self.ended.detail, self._finish())
+
+    def stop(self, reason: str) -> None:
+        """Asks the run to end in order."""
+        if self._stop_by is None and self.ended is None:
+            self._stop_by = self.clock() + self.config.stop_s
+            self._append(StopRequested(reason=reason), 0)
+
+    def kill_all(self) -> list[str]:
+        """Kills every service that runs, with its group, and waits until they are gone; returns those that are not."""
+        for child in self.children.values():
+            if child.handle is not None and child.handle.poll() is None:
+                child.handle.kill()
+        return self._wait_for_exits(KILL_S)
+
+    # --- the log -----------------------------------------------------------------------------------------------------------------
+
+    def _read(self, block_ms: int) -> bool:
+        entries = self.log.read(self.position, READ_LIMIT, block_ms)
+        for entry in entries:
+            self.position = entry.position
+            self._take(entry)
+        if entries:
+            self.watch(entries)
+        return bool(entries)
+
+    def _take(self, entry: Entry) -> None:
+        event = entry.event
+        match event:
+            case ServiceStarted():
+                self._attach(entry, event.pid)
+            case PolicyAttached(mode="active"):
+                self._attach(entry, None)
+            case KillRequested():
+                self._kill(event, entry.position)
+            case RunEnded():
+                self.ended = event
+            case _:
+                pass
+
+    def _attach(self, entry: Entry, pid: int | None) -> None:
+        """An incarnation said its first word: is it one of ours? (A policy's does not name its process.)"""
+        child = self.children.get(entry.source)
+        if child is not None and child.handle is not None and pid in (None, child.handle.pid):
+            child.epoch, child.cause = entry.epoch, entry.position
+
+    def _kill(self, event: KillRequested, position: int) -> None:
+        child = self.children.get(ServiceSpec("replica", event.replica).source)
+        if child is not None and child.handle is not None and child.epoch == event.epoch:
+            logger.warning("killing: service=%s epoch=%d reason=%s", child.spec.source, event.epoch, event.reason)
+            child.cause = position
+            child.handle.kill()
+
+    def _append(self, event: Event, cause: int) -> None:
+        self.log.append(SUPERVISOR, [Draft(event, derived=False, cause=cause, at=self.wall_clock())])
+
+    # --- the services ------------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, child: Child) -> None:
+        child.handle = self.launcher.spawn(child.spec)
+        child.spawned_at, child.due_at, child.epoch, child.cause = self.clock(), None, 0, 0
+
+    def _look_after_children(self) -> None:
+        for child in self.children.values():
+            code = child.handle.poll() if child.handle is not None else None
+            if code is not None and self.ended is None:
+                self._lose(child, code)
+            elif child.due_at is not None and child.due_at <= self.clock() and self.ended is None:
+                self._spawn(child)
+
+    def _lose(self, child: Child, code: int) -> None:
+        """An exit, verified: which incarnation it was is in the log, perhaps not yet read; whether the run had ended, too."""
+        while self._read(0):
+            pass
+        if self.ended is not None:
+            return
+        child.handle = None
+        source = child.spec.source
+        if code == FENCED:
+            logger.warning("replaced by another incarnation, which is not ours: service=%s", source)
+            return
+        delay = None if code == MISTAKEN else child.restarts.delay_s(self.clock() - child.spawned_at)
+        detail = f"{_exit_text(code)}{self._last_words(source)}"
+        logger.warning("service ended: service=%s epoch=%d detail=%s restart_in_s=%s", source, child.epoch, detail, delay)
+        self._append(ServiceLost(service=source, epoch=child.epoch, restarting=delay is not None, detail=detail), child.cause)
+        if delay is not None:
+            child.due_at = self.clock() + delay
+        elif source == "controller":
+            self._failure = Outcome("controller_lost", f"the controller cannot be restarted, nobody can end the run in order: {detail}")
+
+    def _last_words(self, source: str) -> str:
+        """The end of a service's log file, for the message."""
+        try:
+            with self.place.log_file(source).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {last[-DETAIL_CHARACTERS:]}" if last else ""
+
+    # --- the end -----------------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> tuple[str, ...]:
+        """Waits for the services to end by themselves, then ends those that do not; returns these."""
+        deadline = self.clock() + self.config.grace_s
+        while self._running() and self.clock() < deadline:
+            self._read(BLOCK_MS)
+        while self._read(0):
+            pass
+        leftovers = self._running()
+        for child in leftovers:
+            logger.warning("did not end by itself: service=%s grace_s=%g", child.spec.source, self.config.grace_s)
+            if child.handle is not None:
+                child.handle.terminate()
+        if leftovers:
+            self._wait_for_exits(TERM_S)
+        return tuple(child.spec.source for child in leftovers)
+
+    def _running(self) -> list[Child]:
+        return [child for child in self.children.values() if child.handle is not None and child.handle.poll() is None]
+
+    def _wait_for_exits(self, patience_s: float) -> list[str]:
+        deadline = self.clock() + patience_s
+        while self._running() and self.clock() < deadline:
+            time.sleep(POLL_S)
+        return [child.spec.source for child in self._running()]
+
+
+def services_of(plan: RunPlanned) -> list[ServiceSpec]:
+    """What a run consists of, in the order in which it is started."""
+    replicas = [ServiceSpec("replica", name) for name in plan.standalone + plan.hybrid]
+    return [*(ServiceSpec(service) for service in ("archiver", "trainer", "rollouter", "controller", "policy")), *replicas]
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+__all__ = ["Child", "LogError", "Outcome", "StopNow", "Supervisor", "services_of"]

@@ -1,0 +1,80 @@
+"""Loads a Hugging Face causal language model for training, and finds out which layout of a pass it can take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from bus.errors import ConfigError
+from services.learner.config import LearnerConfig
+from services.learner.passes import Layout, Pass, ScoredAnswer, build
+
+_PROBE_TOLERANCE = 1e-3
+"""Log-probabilities of a model that honours the packed mask differ by rounding only, of one that does not by far more."""
+
+
+def load_model(config: LearnerConfig, device: str) -> PreTrainedModel:
+    """The model of folder `config.model` in float32 on `device`, dropout off. Raises ConfigError when it is not a complete one."""
+    folder = Path(config.model)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model {config.model} is no Hugging Face model folder: there is no {folder / 'config.json'}")
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: object = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=config.attention, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {config.model} cannot be loaded as a causal language model: {error}") from error
+    model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    if loading["missing_keys"]:
+        raise ConfigError(f"model {config.model} lacks weights {sorted(loading['missing_keys'])[:5]}: the folder is incomplete")
+    # Ratios compare the same function at two times; dropout would make it another one at each call. So a step draws no random number.
+    module: torch.nn.Module = model.eval().requires_grad_(True)
+    module.to(device)
+    return model
+
+
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """Number of token ids that the model embeds."""
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, torch.nn.Embedding)
+    return embeddings.num_embeddings
+
+
+def answer_logits(model: PreTrainedModel, tensors: Pass) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of the positions that predict the pass's answer tokens, one row a token."""
+    logits: torch.Tensor = model(
+        input_ids=tensors.input_ids,
+        attention_mask=tensors.attention_mask,
+        position_ids=tensors.position_ids,
+        logits_to_keep=tensors.keep,
+        use_cache=False,
+    ).logits.flatten(0, 1)
+    return logits if tensors.pick is None else logits.index_select(0, tensors.pick)
+
+
+def choose_layout(model: PreTrainedModel) -> Layout:
+    """`packed` when every layer attends to all that a mask lets it see and a probe agrees with `padded`; else `padded`."""
+    settings = model.config.to_dict()
+    layer_types = settings.get("layer_types") or ["full_attention"]
+    if set(layer_types) != {"full_attention"} or (settings.get("sliding_window") and not settings.get("layer_types")):
+        return "padded"
+    vocabulary = vocabulary_size(model)
+    tokens = [place % vocabulary for place in range(16)]
+    probe = [
+        ScoredAnswer(0, tuple(tokens[:5]), tuple(tokens[5:8]), (0.0,) * 3, 0.0),
+        ScoredAnswer(0, tuple(tokens[:5]), tuple(tokens[8:13]), (0.0,) * 5, 0.0),
+        ScoredAnswer(1, tuple(tokens[13:16]), tuple(tokens[2:6]), (0.0,) * 4, 0.0),
+    ]
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        padded = answer_logits(model, build(probe, "padded").to(device)).log_softmax(-1)
+        try:
+            packed = answer_logits(model, build(probe, "packed").to(device)).log_softmax(-1)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return "padded"
+    return "packed" if bool((padded - packed).abs().max() < _PROBE_TOLERANCE) else "padded"

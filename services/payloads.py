@@ -1,0 +1,18 @@
+"""Names of a run's payloads, each with its writer and its last reader, who removes it."""
+
+from __future__ import annotations
+
+
+def prompt_blob(sample: int) -> str:
+    """Prompt tokens; rollouter -> replicas. Removed by the rollouter when the sample is ready or dropped."""
+    return f"prompt:{sample}"
+
+
+def answer_blob(request: str, attempt: int) -> str:
+    """An answer as far as this attempt got; replica -> rollouter, next replica. Removed by the rollouter with the prompt."""
+    return f"answer:{request}.{attempt}"
+
+
+def sample_blob(sample: int) -> str:
+    """A ready sample; rollouter -> trainer, archiver. Removed by the trainer when no redo can need it any more."""
+    return f"sample:{sample}"

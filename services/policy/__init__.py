@@ -1,0 +1,1 @@
+"""The policy service: runs one policy on the log."""

@@ -1,0 +1,128 @@
+"""The policy service's core: one policy, asked at each boundary.
+
+boundary v opens  ──▶ SwitchRequested(answers=v)                    a shadow: ShadowVerdict(answers=v)
+PolicyAttached while the devices are lent ──▶ SwitchRequested(amends=swing), once an incarnation
+in mid-cycle, if the policy wants to ──▶ SwitchRequested(answers=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from bus.core import Deadline, Request
+from bus.entry import Entry
+from bus.events import Event, PolicyAttached, ShadowVerdict, SwitchRejected, SwitchRequested, SwitchStarted, TrainGranted
+from policies.protocol import Policy, Verdict
+from policies.view import ScheduleView
+
+SOURCE = "policy"
+"""Source of the active policy; a shadow's is `policy:NAME`."""
+MAX_EXTRAS = 8
+"""Requests in mid-cycle that a policy may make in one cycle; its further ones are not asked for."""
+
+Mode = Literal["active", "shadow"]
+
+
+def source_of(name: str, mode: Mode) -> str:
+    """The source under which a policy appends."""
+    return SOURCE if mode == "active" else f"{SOURCE}:{name}"
+
+
+class PolicyCore:
+    """A `bus.core.Core` around a policy."""
+
+    def __init__(self, policy: Policy, mode: Mode = "active") -> None:
+        self.source = source_of(policy.name, mode)
+        self.view = ScheduleView()
+        self._policy = policy
+        self._mode = mode
+        self._shadow_answered = -1
+        self._to_amend: int | None = None
+        """The lend that was under way when the newest active policy attached, until its numbers are that policy's."""
+        self._extras_left = MAX_EXTRAS
+        self._extra_waits = True
+        """What was asked last, a boundary included, has not led to anything yet: an extra request would only be `busy`."""
+
+    def apply(self, entry: Entry) -> None:
+        decided = self.view.boundaries_decided
+        self.view.apply(entry)
+        if self.view.boundaries_decided > decided:
+            self._extras_left = MAX_EXTRAS
+            self._extra_waits = True
+            self._policy.decided(self.view)
+        match entry.event:
+            case PolicyAttached(mode="active"):
+                lend = self.view.swings.lend
+                self._to_amend = lend.swing if lend is not None else None
+            case SwitchRequested(answers=None) as event:
+                self._note_extra(event)
+            case SwitchStarted() | SwitchRejected() | TrainGranted():
+                self._extra_waits = False
+            case ShadowVerdict(answers=int(version)) if entry.source == self.source:
+                self._shadow_answered = version
+            case _:
+                pass
+
+    def decide(self) -> Event | None:
+        if self.view.ended:
+            return None
+        if self.view.is_open:
+            return self._answer()
+        if self._mode == "shadow":
+            return None
+        return self._amendment() or self._extra()
+
+    def outstanding(self) -> Sequence[Request]:
+        return ()
+
+    def deadlines(self) -> Sequence[Deadline]:
+        return ()
+
+    def _note_extra(self, event: SwitchRequested) -> None:
+        if event.amends is not None and event.amends == self._to_amend:
+            self._to_amend = None
+            return
+        self._extras_left -= 1
+        if event.amends is None:
+            self._extra_waits = True
+
+    def _answer(self) -> Event | None:
+        boundary = self.view.boundary
+        assert boundary is not None
+        if self._mode == "active":
+            return _request(self._policy.verdict(self.view), answers=boundary.version)
+        if self._shadow_answered >= boundary.version:
+            return None
+        request = _request(self._policy.verdict(self.view), answers=boundary.version)
+        return ShadowVerdict(**request.model_dump())
+
+    def _amendment(self) -> Event | None:
+        lend = self.view.swings.lend
+        if lend is None or lend.swing != self._to_amend:
+            return None
+        return _request(Verdict("rollout", self._policy.give_back_at(self.view), "attached"), amends=lend.swing)
+
+    def _extra(self) -> Event | None:
+        if self._extras_left <= 0 or self._extra_waits or not self.view.asks_boundaries:
+            return None
+        verdict = self._policy.extra(self.view)
+        if verdict is None:
+            return None
+        lend = self.view.swings.lend
+        if verdict.target == "rollout" and lend is not None:
+            # The view holds amended numbers at once, so a policy that asks for what it has does not go round in circles.
+            return _request(verdict, amends=lend.swing) if verdict.give_back_at != lend.give_back_at else None
+        return _request(verdict) if self.view.swings.running is None else None
+
+
+def _request(verdict: Verdict, answers: int | None = None, amends: int | None = None) -> SwitchRequested:
+    return SwitchRequested(
+        target=verdict.target,
+        answers=answers,
+        amends=amends,
+        give_back_at=verdict.give_back_at,
+        max_lent_s=verdict.max_lent_s,
+        reason=verdict.reason,
+        evidence=dict(verdict.evidence),
+    )

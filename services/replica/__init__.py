@@ -1,0 +1,1 @@
+"""A replica: one inference engine that performs what its inbox asks for."""

@@ -1,0 +1,310 @@
+"""A replica as a process: performs what its inbox asks for, from its own start on, and says what happened. It has no core.
+
+    inbox ──(reader thread)──▶ mailbox ◀──(poller thread)── outputs of the engine
+                                 │
+                       main thread: perform ▸ append facts
+
+Whatever the engine does not do as asked ends in `ReplicaFailed`; nothing is assumed to have worked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from bus.blobs import get_blob, put_blob
+from bus.entry import Draft, Entry, Producer
+from bus.errors import EngineError, WeightsError
+from bus.events import (
+    AbortRequested,
+    Event,
+    GenerationFinished,
+    GenerationRequested,
+    KillRequested,
+    ReplicaAdded,
+    ReplicaAsleep,
+    ReplicaAwake,
+    ReplicaFailed,
+    RunEnded,
+    ServiceStarted,
+    ServiceStopped,
+    SleepRequested,
+    WakeRequested,
+    WeightsApplied,
+    WeightUpdateRequested,
+)
+from bus.log import Blobs, Log
+from services.context import ServiceContext
+from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
+from services.payloads import answer_blob, prompt_blob
+from services.samples import PartialAnswer, pack_answer, unpack_answer, unpack_tokens
+from services.shell import BLOCK_MS, READ_LIMIT, Terminated
+from services.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+END_WINDOW = 64
+"""Entries at the end of the log among which RunEnded is looked for; little follows it."""
+DRAIN_S = 30.0
+"""How long outputs may take to arrive after the engine said that nothing is in flight."""
+
+During = Literal["start", "wake", "sleep", "abort", "update", "generate"]
+Mail = list[Entry] | list[GenerateOutput] | BaseException
+Key = tuple[str, int]
+
+
+class Replica:
+    """One incarnation of one replica around one engine."""
+
+    def __init__(self, context: ServiceContext, engine: Engine, sampling: Sampling, slots: int) -> None:
+        self._context = context
+        self._name = context.name
+        self._role: Literal["standalone", "hybrid"] = "hybrid" if context.name in context.plan.hybrid else "standalone"
+        self._engine = engine
+        self._sampling = sampling
+        self._slots = slots
+        self._log: Log = context.open_log()
+        self._blobs: Blobs = context.open_blobs()
+        self._producer = Producer(f"replica:{context.name}", 0)
+        self._mailbox: queue.Queue[Mail] = queue.Queue()
+        self._later: deque[Mail] = deque()
+        """Mail that arrived while the engine was pausing: it comes before the mailbox."""
+        self._ending = threading.Event()
+        self._in_flight: dict[str, tuple[GenerationRequested, int, PartialAnswer]] = {}
+        """Engine's id -> (request, its position, the answer before it)."""
+        self._swing = 0
+        self._open = False
+        self._failed = False
+        self._run_ended = False
+
+    def run(self) -> None:
+        """Serves until the run has ended. Raises Fenced when a newer incarnation has taken over."""
+        first_word = ServiceStarted(code=self._context.code, host=socket.gethostname(), pid=os.getpid(), role=self._role)
+        attached = self._log.attach(self._producer.source, Draft(first_word, derived=False, cause=0, at=time.time_ns()))
+        self._producer = attached.producer
+        with self._context.alive(attached.producer.epoch):
+            try:
+                self._begin(attached.position)
+                self._serve()
+                self._say(ServiceStopped(reason="the run has ended"))
+            except Terminated:
+                self._say(ServiceStopped(reason="terminated"))
+            finally:
+                self._ending.set()
+                self._engine.close()
+
+    def _begin(self, position: int) -> None:
+        for target in (self._read_inbox, self._watch_run):
+            threading.Thread(target=target, args=(position,), name=target.__name__, daemon=True).start()
+        began = time.monotonic()
+        if self._try("start", position, self._engine.start):
+            threading.Thread(target=self._poll_engine, name="poller", daemon=True).start()
+            added = ReplicaAdded(replica=self._name, role=self._role, slots=self._slots, seconds=time.monotonic() - began)
+            self._say(added, cause=position)
+
+    # --- threads that feed the mailbox -------------------------------------------------------------------------------------------
+
+    def _read_inbox(self, position: int) -> None:
+        try:
+            log = self._context.open_log()
+            while not self._ending.is_set():
+                entries = log.read_inbox(self._name, position, READ_LIMIT, BLOCK_MS)
+                if entries:
+                    position = entries[-1].position
+                    self._mailbox.put(entries)
+        except BaseException as error:  # the main thread must hear of it, whatever it is
+            self._mailbox.put(error)
+
+    def _watch_run(self, position: int) -> None:
+        """The end of the run is not in the inbox: it is found at the end of the log, once in a while."""
+        try:
+            log = self._context.open_log()
+            while not self._ending.wait(BLOCK_MS / 1000):
+                last = log.last_position()
+                entries = log.read(max(0, last - END_WINDOW), END_WINDOW)
+                ended = [entry for entry in entries if isinstance(entry.event, RunEnded)]
+                if ended:
+                    self._mailbox.put(ended)
+                    return
+        except BaseException as error:
+            self._mailbox.put(error)
+
+    def _poll_engine(self) -> None:
+        try:
+            while not self._ending.is_set():
+                outputs = self._engine.poll(POLL_S)
+                if outputs:
+                    self._mailbox.put(outputs)
+        except BaseException as error:
+            self._mailbox.put(error)
+
+    # --- the main thread ---------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._run_ended:
+            self._take(self._later.popleft() if self._later else self._mailbox.get())
+
+    def _take(self, mail: Mail) -> None:
+        if isinstance(mail, EngineError):
+            self._fail("generate", mail, 0)
+        elif isinstance(mail, BaseException):
+            raise mail
+        else:
+            outputs = [item for item in mail if isinstance(item, GenerateOutput)]
+            if outputs:
+                self._finish(outputs)
+            for item in mail:
+                if isinstance(item, Entry):
+                    self._perform(item)
+
+    def _perform(self, entry: Entry) -> None:
+        event, position = entry.event, entry.position
+        match event:
+            case RunEnded():
+                self._run_ended = True
+            case GenerationRequested():
+                self._generate(event, position)
+            case KillRequested(epoch=epoch) if epoch == self._producer.epoch:
+                logger.error("asked to be killed: reason=%s; waiting for the supervisor", event.reason)
+            case AbortRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:
+                self._try("abort", position, lambda: self._abort(event))
+            case WakeRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:
+                self._try("wake", position, lambda: self._wake(event, position))
+            case SleepRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:
+                self._try("sleep", position, lambda: self._sleep(event, position))
+            case WeightUpdateRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:
+                self._try("update", position, lambda: self._update(event, position))
+            case _:
+                pass
+
+    def _generate(self, event: GenerationRequested, position: int) -> None:
+        expected_swing = self._swing if self._role == "hybrid" else 0
+        if event.epoch != self._producer.epoch or event.swing != expected_swing or not self._open or self._failed:
+            self._say(self._outcome(event, "refused", PartialAnswer(), ""), cause=position)
+            return
+        prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._blobs, event.prefix))
+        request = GenerateRequest(
+            request=f"{event.request}#{event.attempt}",
+            prompt_tokens=unpack_tokens(self._blobs.get(prompt_blob(event.sample))),
+            prefix_tokens=prefix.tokens,
+            max_new_tokens=event.max_new_tokens,
+            sampling=self._sampling,
+            seed=_seed(self._context.plan.seed, event),
+        )
+        self._in_flight[request.request] = (event, position, prefix)
+        self._engine.submit(request)
+
+    def _abort(self, event: AbortRequested) -> None:
+        wanted = set(event.requests)
+        self._engine.abort([key for key, (request, _, _) in self._in_flight.items() if not wanted or request.request in wanted])
+
+    def _wake(self, event: WakeRequested, position: int) -> None:
+        began = time.monotonic()
+        self._engine.wake()
+        self._engine.load_weights(load_weights(event.uri, event.digest), event.version)
+        self._engine.open()
+        self._swing, self._open = event.swing, True
+        seconds = time.monotonic() - began
+        self._say(
+            ReplicaAwake(replica=self._name, swing=event.swing, version=event.version, revision=event.revision, seconds=seconds),
+            cause=position,
+        )
+
+    def _sleep(self, event: SleepRequested, position: int) -> None:
+        began = time.monotonic()
+        self._pause()
+        self._engine.sleep()
+        self._say(ReplicaAsleep(replica=self._name, swing=event.swing, seconds=time.monotonic() - began), cause=position)
+
+    def _update(self, event: WeightUpdateRequested, position: int) -> None:
+        began = time.monotonic()
+        weights = load_weights(event.uri, event.digest)
+        if self._open:
+            self._pause()
+        elif self._engine.stats().state == "asleep":
+            self._engine.wake()
+        self._engine.load_weights(weights, event.version)
+        self._engine.open()
+        self._open = True
+        seconds = time.monotonic() - began
+        self._say(WeightsApplied(replica=self._name, version=event.version, revision=event.revision, seconds=seconds), cause=position)
+
+    def _pause(self) -> None:
+        """Returns when every request in flight has its outcome in the log."""
+        self._open = False
+        self._engine.pause()
+        deadline = time.monotonic() + DRAIN_S
+        while self._in_flight:
+            try:
+                mail = self._mailbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise EngineError(f"the engine paused, but {len(self._in_flight)} requests have no output after {DRAIN_S} s") from None
+            if isinstance(mail, list) and mail and isinstance(mail[0], GenerateOutput):
+                self._take(mail)
+            else:
+                self._later.append(mail)
+
+    def _finish(self, outputs: Sequence[GenerateOutput]) -> None:
+        facts: list[tuple[Event, int]] = []
+        for output in outputs:
+            event, position, prefix = self._in_flight.pop(output.request)
+            answer = prefix.extended(output.tokens, output.logprobs, output.spans)
+            facts.append((self._outcome(event, output.outcome, answer, output.error), position))
+        drafts = [Draft(fact, derived=False, cause=cause, at=time.time_ns()) for fact, cause in facts]
+        self._log.append(self._producer, drafts)
+
+    def _outcome(
+        self,
+        event: GenerationRequested,
+        outcome: Literal["stop", "length", "aborted", "refused", "error"],
+        answer: PartialAnswer,
+        error: str,
+    ) -> GenerationFinished:
+        told = outcome in ("stop", "length", "aborted")
+        return GenerationFinished(
+            request=event.request,
+            attempt=event.attempt,
+            replica=self._name,
+            outcome=outcome,
+            num_tokens=len(answer.tokens) if told else 0,
+            version_spans=tuple((span.version, span.num_tokens) for span in answer.spans) if told else (),
+            blob=put_blob(self._blobs, answer_blob(event.request, event.attempt), pack_answer(answer)) if told else None,
+            error=error[:2_000],
+        )
+
+    def _try(self, during: During, cause: int, action: Callable[[], None]) -> bool:
+        """Runs one request to the engine; a failure is said and ends this incarnation's usefulness."""
+        try:
+            action()
+        except (EngineError, WeightsError) as error:
+            self._fail(during, error, cause)
+            return False
+        return True
+
+    def _fail(self, during: During, error: Exception, cause: int) -> None:
+        logger.error("replica failed: during=%s error=%s", during, error)
+        self._failed = True
+        self._open = False
+        self._say(ReplicaFailed(replica=self._name, during=during, error=str(error)[:2_000]), cause=cause)
+
+    def _say(self, fact: Event, cause: int = 0) -> None:
+        self._log.append(self._producer, [Draft(fact, derived=False, cause=cause, at=time.time_ns())])
+
+
+def _seed(seed: int, event: GenerationRequested) -> int:
+    """A number of its own for every attempt at every answer."""
+    return (seed * 1_000_003 + event.sample * 4_099 + event.answer * 61 + event.attempt) & 0x7FFF_FFFF
+
+
+def main(context: ServiceContext) -> None:
+    """Runs one replica until the run has ended."""
+    config = context.config
+    Replica(context, context.make_engine(), config.rollout.sampling(), context.plan.max_running_requests).run()

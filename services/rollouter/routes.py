@@ -1,0 +1,168 @@
+"""Which replicas may get requests, and which one gets the next. A fold of the replicas' own words and of the routes that were opened and cut.
+
+A replica is routable when it is added, alive, has weights, is not updating, was not caught refusing or failing, and, if hybrid, its route is
+open. Among those with a free slot the least loaded (requests per slot) gets the next request; ties rotate by request number, so that low
+load spreads, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bus.entry import Entry
+from bus.events import (
+    GenerationFinished,
+    ReplicaAdded,
+    ReplicaAwake,
+    ReplicaFailed,
+    ReplicaLost,
+    RoutesCut,
+    RoutesOpened,
+    ServiceStarted,
+    WeightsApplied,
+    WeightsPublished,
+    WeightUpdateRequested,
+)
+from bus.requests import REPLICA_PREFIX, Requests
+
+
+@dataclass
+class Route:
+    """What the rollouter knows of one incarnation of one replica."""
+
+    name: str
+    epoch: int
+    hybrid: bool = False
+    slots: int = 0
+    """0 until the replica has said that its engine is up."""
+    swing: int = 0
+    opened: bool = False
+    """Hybrid: the route is open."""
+    serves: tuple[int, int] | None = None
+    """(version, revision) of the weights it serves."""
+    updating: tuple[int, int] | None = None
+    """(version, revision) that it was asked to load."""
+    suspect: bool = False
+    """It refused a request; nothing is routed to it until it has declared its weights anew."""
+    failed: bool = False
+    """It is of no use any more and will be killed."""
+
+    @property
+    def routable(self) -> bool:
+        """May get requests now."""
+        return self.can_serve and self.serves is not None and self.updating is None and not self.suspect
+
+    @property
+    def can_serve(self) -> bool:
+        """May get requests now or after its update."""
+        return self.slots > 0 and not self.failed and (self.opened or not self.hybrid)
+
+
+class Routes:
+    """All replicas of a run, by name."""
+
+    def __init__(self, requests: Requests) -> None:
+        self.by_name: dict[str, Route] = {}
+        self._requests = requests
+
+    def apply(self, entry: Entry) -> None:
+        """Takes in one entry."""
+        event = entry.event
+        match event:
+            case ServiceStarted() if entry.source.startswith(REPLICA_PREFIX):
+                name = entry.source.removeprefix(REPLICA_PREFIX)
+                self.by_name[name] = Route(name, entry.epoch, hybrid=event.role == "hybrid")
+            case ReplicaLost():
+                route = self.by_name.get(event.replica)
+                if route is not None and route.epoch <= event.epoch:
+                    del self.by_name[event.replica]
+            case RoutesOpened():
+                self._open(event)
+            case RoutesCut():
+                for route in self.by_name.values():
+                    route.opened = False
+            case WeightUpdateRequested():
+                route = self.by_name.get(event.replica)
+                if route is not None and route.epoch == event.epoch:
+                    route.updating = (event.version, event.revision)
+            case ReplicaAdded() | ReplicaAwake() | WeightsApplied() | ReplicaFailed() | GenerationFinished():
+                route = self.by_name.get(event.replica)
+                if route is not None and route.epoch == entry.epoch:
+                    _hear(route, event)
+            case _:
+                pass
+
+    def _open(self, event: RoutesOpened) -> None:
+        for name in event.replicas:
+            route = self.by_name.get(name)
+            if route is not None:
+                route.opened = True
+
+    def to_update(self, newest: WeightsPublished | None) -> Route | None:
+        """A serving replica that has neither the newest weights nor been asked to load them."""
+        if newest is None:
+            return None
+        wanted = (newest.version, newest.revision)
+        for route in self.by_name.values():
+            if route.can_serve and not (route.serves == wanted and not route.suspect) and route.updating != wanted:
+                return route
+        return None
+
+    def choose(self, number: int) -> Route | None:
+        """The replica for request `number`, or None when every slot is taken."""
+        free = [route for route in self.by_name.values() if route.routable and self._requests.load(route.name) < route.slots]
+        if not free:
+            return None
+        start = number % len(free)
+        rotated = free[start:] + free[:start]
+        return min(rotated, key=lambda route: self._requests.load(route.name) / route.slots)
+
+    def free_slots(self) -> int:
+        """Requests that could be routed now."""
+        return sum(max(0, route.slots - self._requests.load(route.name)) for route in self.by_name.values() if route.routable)
+
+    def any_can_serve(self) -> bool:
+        """Some replica serves, or will after its update."""
+        return any(route.can_serve for route in self.by_name.values())
+
+    def moves(self, waiting: int) -> list[tuple[str, tuple[str, ...]]]:
+        """What rebalancing aborts: of each overloaded replica the newest requests above the even share; `waiting` ones fill free slots first.
+
+        Nothing is moved that would not find a free slot below the even share elsewhere (C-41).
+        """
+        routable = [route for route in self.by_name.values() if route.routable]
+        slots = sum(route.slots for route in routable)
+        if len(routable) < 2 or slots == 0:
+            return []
+        total = min(slots, waiting + sum(self._requests.load(route.name) for route in routable))
+        found = []
+        for route in routable:
+            share = -(-total * route.slots // slots)
+            surplus = self._requests.load(route.name) - share
+            if surplus > 0:
+                newest = list(self._requests.open[route.name])[-surplus:]
+                found.append((route.name, tuple(request for request, _ in newest)))
+        return found
+
+
+def _hear(route: Route, event: ReplicaAdded | ReplicaAwake | WeightsApplied | ReplicaFailed | GenerationFinished) -> None:
+    """What a replica says of itself."""
+    match event:
+        case ReplicaAdded():
+            route.slots = event.slots
+        case ReplicaAwake():
+            route.swing = event.swing
+            route.serves = (event.version, event.revision)
+            route.updating = None
+            route.suspect = False
+        case WeightsApplied():
+            route.serves = (event.version, event.revision)
+            route.suspect = False
+            if route.updating is not None and route.updating <= route.serves:
+                route.updating = None
+        case ReplicaFailed():
+            route.failed = True
+        case GenerationFinished(outcome="refused"):
+            route.suspect = True
+        case _:
+            pass

@@ -1,0 +1,187 @@
+"""The part of a service that acts: tails the log, lets the host decide, has what is outstanding performed, and appends the outcomes.
+
+    log ──(reader thread)──▶ mailbox ◀──(worker threads)── outcomes as facts
+                               │
+                     main thread: host.take(entry) ▸ performer.look() ▸ append facts ▸ watch deadlines
+
+One thread owns the core and the appending client, so facts and decisions are one queue and one append is in flight. Running and recovering
+are one code path: what is performed is what the core lists as outstanding, never merely what was seen to go by.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from bus.core import Core
+from bus.entry import Draft, Entry
+from bus.events import DeadlineMissed, Event, PolicyAttached, RunEnded, ServiceStarted, ServiceStopped
+from bus.host import Host, rebuild
+from services.context import ServiceContext
+
+logger = logging.getLogger(__name__)
+
+READ_LIMIT = 512
+BLOCK_MS = 1_000
+MAILBOX_SIZE = 256
+"""Batches of entries and outcomes that may wait; a reader that is ahead blocks."""
+
+Facts = Sequence[tuple[Event, int]]
+"""Outcomes, each with the position of the entry that led to it (0: the newest decision it follows from)."""
+Mail = list[Entry] | tuple[Literal["facts"], Facts] | BaseException
+
+
+class Terminated(Exception):
+    """The process was asked to end (SIGTERM)."""
+
+
+class Performer(Protocol):
+    """Performs what a core lists as outstanding. Called from the shell's main thread; posts outcomes from wherever it likes."""
+
+    def recovered(self, shell: Shell) -> None:
+        """The core's state is rebuilt; `shell.post` may be used from here on."""
+
+    def prepare(self, events: Sequence[Event]) -> None:
+        """These decisions are about to be appended: write what they name."""
+
+    def look(self) -> None:
+        """The core has taken an entry: begin what is outstanding and not begun yet."""
+
+    def close(self) -> None:
+        """End threads and processes."""
+
+
+class Idle:
+    """The performer of a service that only decides."""
+
+    def recovered(self, shell: Shell) -> None: ...
+
+    def prepare(self, events: Sequence[Event]) -> None: ...
+
+    def look(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Shell:
+    """Runs one incarnation of a service with a core, until the run has ended."""
+
+    def __init__(self, context: ServiceContext, core: Core, performer: Performer, attached: PolicyAttached | None = None) -> None:
+        self.context = context
+        self.core = core
+        self._performer = performer
+        self._first_word: ServiceStarted | PolicyAttached = attached or ServiceStarted(
+            code=context.code, host=socket.gethostname(), pid=os.getpid()
+        )
+        self._mailbox: queue.Queue[Mail] = queue.Queue(MAILBOX_SIZE)
+        self._ending = threading.Event()
+        self._ended = False
+        self._armed: dict[str, tuple[float, float]] = {}
+        """Deadline -> (when it passes on the monotonic clock, its seconds)."""
+        self._host: Host | None = None
+        self.position = 0
+
+    @property
+    def host(self) -> Host:
+        """Drives the core; there once the service has recovered."""
+        assert self._host is not None
+        return self._host
+
+    def post(self, facts: Facts) -> None:
+        """Hands outcomes to the main thread, which appends them. From any thread."""
+        self._mailbox.put(("facts", facts))
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the service with an error that happened in another thread."""
+        self._mailbox.put(error)
+
+    def run(self) -> None:
+        """Starts, recovers, and serves until RunEnded. Raises Fenced when a newer incarnation has taken over."""
+        log = self.context.open_log()
+        draft = Draft(self._first_word, derived=False, cause=0, at=time.time_ns())
+        attached = log.attach(self.core.source, draft)
+        self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare)
+        with self.context.alive(attached.producer.epoch):
+            try:
+                self._recover(attached.position)
+                threading.Thread(target=self._read, name="reader", daemon=True).start()
+                self._serve()
+                self._stop("the run has ended")
+            except Terminated:
+                self._stop("terminated")
+            finally:
+                self._ending.set()
+                self._performer.close()
+
+    def _recover(self, own_start: int) -> None:
+        """Rebuilds the state from the log up to this incarnation's start, then decides with that as cause."""
+        began = time.monotonic()
+        log, entries = self.context.open_log(), list[Entry]()
+        while len(entries) < own_start:
+            entries += log.read(len(entries), min(READ_LIMIT, own_start - len(entries)))
+        self.position = rebuild(self.core, entries)
+        for entry in entries:
+            self._ended = self._ended or isinstance(entry.event, RunEnded)
+            if entry.derived and entry.source == self.core.source:
+                self.host.decided_at[entry.event.kind] = entry.position
+        logger.info("recovered: position=%d seconds=%.3f epoch=%d", self.position, time.monotonic() - began, self.host.producer.epoch)
+        self._performer.recovered(self)
+        self.host.decide(self.position)
+        self._performer.look()
+
+    def _read(self) -> None:
+        try:
+            log = self.context.open_log()
+            position = self.position
+            while not self._ending.is_set():
+                entries = log.read(position, READ_LIMIT, BLOCK_MS)
+                if entries:
+                    position = entries[-1].position
+                    self._mailbox.put(entries)
+        except BaseException as error:  # the main thread must hear of it, whatever it is
+            self.fail(error)
+
+    def _serve(self) -> None:
+        while not self._ended:
+            self._watch_deadlines()
+            try:
+                mail = self._mailbox.get(timeout=self._patience())
+            except queue.Empty:
+                continue
+            self._take(mail)
+
+    def _take(self, mail: Mail) -> None:
+        if isinstance(mail, BaseException):
+            raise mail
+        if isinstance(mail, tuple):
+            self.host.append_facts(mail[1])
+            return
+        for entry in mail:
+            self.host.take(entry)
+            self.position = entry.position
+            self._ended = self._ended or isinstance(entry.event, RunEnded)
+            self._performer.look()
+
+    def _watch_deadlines(self) -> None:
+        """Arms what the core names, disarms what it no longer names, and says what has passed."""
+        now = time.monotonic()
+        named = {deadline.key: deadline.seconds for deadline in self.core.deadlines()}
+        self._armed = {key: self._armed.get(key, (now + seconds, seconds)) for key, seconds in named.items()}
+        missed = [(key, seconds) for key, (at, seconds) in self._armed.items() if at <= now]
+        if missed:
+            self.host.append_facts([(DeadlineMissed(key=key, seconds=seconds), self.position) for key, seconds in missed])
+            # Not said again before it has come back from the log.
+            self._armed.update((key, (now + 60.0, seconds)) for key, seconds in missed)
+
+    def _patience(self) -> float:
+        next_at = min((at for at, _ in self._armed.values()), default=time.monotonic() + 1.0)
+        return min(1.0, max(0.001, next_at - time.monotonic()))
+
+    def _stop(self, reason: str) -> None:
+        self.host.append_facts([(ServiceStopped(reason=reason), self.position)])

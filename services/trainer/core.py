@@ -1,0 +1,236 @@
+"""When a batch is formed, and what the trainer's shell has to do.
+
+TrainGranted ─▶ enough ready? ── yes ─▶ BatchFormed ─▶ (shell trains) StepDone ─┬─▶ next step
+                    └── no ─▶ WaitSamples                                        └─ boundary ─▶ (shell publishes) WeightsPublished
+YieldRequested ─▶ batch formed, or a boundary opened that it does not answer? ── yes ─▶ YieldRefused
+                    └── no ─▶ (shell offloads) DevicesYielded … ReloadRequested ─▶ (shell reloads) DevicesReloaded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bus.books import Books
+from bus.core import Deadline, Request
+from bus.entry import Entry
+from bus.events import (
+    BatchFormed,
+    CheckpointRequested,
+    CheckpointSaved,
+    DevicesReloaded,
+    DevicesYielded,
+    Event,
+    ReloadRequested,
+    RunEnded,
+    SampleDropped,
+    StepDone,
+    SwitchStarted,
+    TrainGranted,
+    WaitSamples,
+    WeightsPublished,
+    YieldRefused,
+    YieldRequested,
+)
+from services.learner.micro_batches import plan_micro_batches
+
+KEPT_CHECKPOINTS = 3
+"""Newest checkpoints that a restart may fall back to; batches after the oldest of them are remembered for the redo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(Request):
+    """Publish the current weights as `version`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Request):
+    """Save the state after `step`, the StepDone (or start) at `position`."""
+
+    step: int
+    version: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yield(Request):
+    """Leave the devices."""
+
+    swing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reload(Request):
+    """Come back to the devices."""
+
+    swing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Train(Request):
+    """Train the batch that was formed."""
+
+    batch: BatchFormed
+    version: int
+    is_boundary: bool
+
+
+class TrainerCore:
+    """See `bus.core.Core`."""
+
+    source = "trainer"
+
+    def __init__(self) -> None:
+        self.books = Books()
+        self.granted = False
+        self.home = True
+        self.ended = False
+        self.checkpoints: list[CheckpointSaved] = []
+        self.history: list[BatchFormed] = []
+        """Batches after the oldest checkpoint that a restart may use."""
+        self.publications: dict[int, tuple[int, WeightsPublished]] = {}
+        """Version -> (step it was published after, its newest publication), for the same span."""
+        self._asked = False
+        """WaitSamples was said under this grant for this step."""
+        self._yielding: tuple[int, int] | None = None
+        """(swing, position) of a YieldRequested without an answer."""
+        self._lend_in_mid_cycle = False
+        """The newest swing answers no boundary."""
+        self._reloading: tuple[int, int] | None = None
+        self._publish_cause: int | None = None
+        """Position of the boundary's StepDone while its publication is due."""
+        self._step_position = 0
+        self._checkpoint_due: int | None = None
+        """Step whose checkpoint is due."""
+
+    def apply(self, entry: Entry) -> None:
+        event = entry.event
+        self.books.apply(event)
+        match event:
+            case TrainGranted():
+                self.granted = True
+                self._asked = False
+            case WaitSamples():
+                self._asked = True
+            case BatchFormed():
+                self.history.append(event)
+                self._asked = False
+            case StepDone():
+                self._take_step(event, entry.position)
+            case WeightsPublished():
+                self._take_publication(event)
+            case CheckpointSaved():
+                self._take_checkpoint(event)
+            case CheckpointRequested():
+                self._checkpoint_due = self.books.steps_done
+            case SwitchStarted():
+                self._lend_in_mid_cycle = event.answers is None
+            case YieldRequested():
+                self._yielding = (event.swing, entry.position)
+            case DevicesYielded():
+                self._yielding = None
+                self.granted = False
+                self.home = False
+            case YieldRefused():
+                self._yielding = None
+            case ReloadRequested():
+                self._reloading = (event.swing, entry.position)
+            case DevicesReloaded():
+                self._reloading = None
+                self.home = True
+            case RunEnded():
+                self.ended = True
+            case _:
+                pass
+
+    def _take_step(self, event: StepDone, position: int) -> None:
+        self._step_position = position
+        if event.is_boundary:
+            self.granted = False
+            self._publish_cause = position
+
+    def _take_publication(self, event: WeightsPublished) -> None:
+        plan = self.books.plan
+        assert plan is not None
+        self._publish_cause = None
+        self.publications[event.version] = (self.books.steps_done, event)
+        if event.version > 0 and (event.version % plan.checkpoint_every_versions == 0 or self.books.last_step_done):
+            self._checkpoint_due = self.books.steps_done
+
+    def _take_checkpoint(self, event: CheckpointSaved) -> None:
+        if self._checkpoint_due is not None and self._checkpoint_due <= event.step:
+            self._checkpoint_due = None
+        self.checkpoints = [*self.checkpoints, event][-KEPT_CHECKPOINTS:]
+        if len(self.checkpoints) == KEPT_CHECKPOINTS:
+            oldest = self.checkpoints[0]
+            self.history = [batch for batch in self.history if batch.step > oldest.step]
+            self.publications = {v: kept for v, kept in self.publications.items() if v >= oldest.version}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Granted, devices home, and no batch: time that passes now is waiting time of the next step."""
+        return self.granted and self.home and self.books.batch is None and not self.ended and not self.books.last_step_done
+
+    def decide(self) -> Event | None:
+        if self.ended or self.books.plan is None:
+            return None
+        if self._yielding is not None and self._must_stay():
+            return YieldRefused(swing=self._yielding[0], step=self.books.steps_done + (self.books.batch is not None))
+        return self._drop_tail() or self._form_or_wait()
+
+    def _must_stay(self) -> bool:
+        """A batch was just formed, or the cycle ended while the controller, a few entries behind, began to lend in its middle."""
+        return self.books.batch is not None or (self._lend_in_mid_cycle and not self.granted)
+
+    def _drop_tail(self) -> Event | None:
+        plan, books = self.books.plan, self.books
+        assert plan is not None
+        partial = books.no_more_samples and 0 < len(books.ready) < plan.required_samples
+        if plan.tail == "drop" and partial and books.batch is None and not books.last_step_done:
+            return SampleDropped(sample=next(iter(books.ready)), reason="tail")
+        return None
+
+    def _form_or_wait(self) -> Event | None:
+        plan, books = self.books.plan, self.books
+        assert plan is not None
+        if not self.granted or not self.home or self._yielding is not None or books.batch is not None or books.last_step_done:
+            return None
+        step, have = books.steps_done + 1, len(books.ready)
+        if have >= plan.required_samples or (books.no_more_samples and have > 0):
+            chosen = list(books.ready.values())[: plan.required_samples]
+            split = plan_micro_batches([sample.num_tokens for sample in chosen], plan.max_tokens_per_micro_batch)
+            return BatchFormed(
+                step=step, samples=tuple(sample.sample for sample in chosen), micro_batches=tuple(tuple(part) for part in split)
+            )
+        return None if self._asked else WaitSamples(step=step, need=plan.required_samples, have=have)
+
+    def outstanding(self) -> Sequence[Request]:
+        books = self.books
+        if self.ended or books.plan is None:
+            return []
+        requests: list[Request] = []
+        if self._publication_due():
+            cause = self._publish_cause or self._step_position or 1
+            requests.append(Publish(f"publish:{books.version + 1}", cause, books.version + 1))
+        if self._checkpoint_due is not None and self._checkpoint_due == books.steps_done and not requests:
+            requests.append(
+                Checkpoint(f"checkpoint:{books.steps_done}", self._step_position, books.steps_done, books.version, self._step_position)
+            )
+        if self._yielding is not None and not self._must_stay():
+            requests.append(Yield(f"yield:{self._yielding[0]}", self._yielding[1], self._yielding[0]))
+        if self._reloading is not None:
+            requests.append(Reload(f"reload:{self._reloading[0]}", self._reloading[1], self._reloading[0]))
+        if books.batch is not None and self.home:
+            is_boundary = books.batch.step % books.plan.trigger_parameter_sync_step == 0
+            requests.append(Train(f"train:{books.batch.step}", 0, books.batch, books.version, is_boundary))
+        return requests
+
+    def _publication_due(self) -> bool:
+        books = self.books
+        earned = books.version < 0 or self._publish_cause is not None or (books.last_step_done and books.steps_since_publication > 0)
+        return earned and self.home
+
+    def deadlines(self) -> Sequence[Deadline]:
+        return []

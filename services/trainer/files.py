@@ -1,0 +1,43 @@
+"""Checkpoint folders of a run. Their names contain the trainer's epoch, so that a predecessor's late write never lands in one of ours."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from bus.errors import CheckpointError
+
+_NAME = re.compile(r"checkpoint-e\d+-s\d+")
+
+
+class CheckpointFiles:
+    """The checkpoints below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def folder(self, epoch: int, step: int) -> Path:
+        """Where the checkpoint after `step` goes."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        return self._root / f"checkpoint-e{epoch}-s{step}"
+
+    def path(self, uri: str) -> Path:
+        """The folder of a recorded checkpoint. Raises CheckpointError when it is not there."""
+        path = Path(unquote(urlparse(uri).path))
+        if not path.is_dir():
+            raise CheckpointError(f"checkpoint {uri} is not there: it was removed, or the run's folder was moved")
+        return path
+
+    def keep(self, uris: Collection[str]) -> None:
+        """Removes every checkpoint that is older than all of `uris`."""
+        kept = {Path(unquote(urlparse(uri).path)) for uri in uris}
+        present = [path for path in kept if path.is_dir()]
+        if not present:
+            return
+        oldest = min(path.stat().st_mtime_ns for path in present)
+        for path in self._root.iterdir():
+            if _NAME.fullmatch(path.name) and path not in kept and path.stat().st_mtime_ns < oldest:
+                shutil.rmtree(path)

@@ -1,0 +1,229 @@
+"""The trainer as a process: one worker thread owns the learner and performs, in order, what the core lists as outstanding.
+
+core.outstanding(): publish ▸ checkpoint ▸ yield ▸ reload ▸ train ──▶ worker ──▶ facts
+after a restart:    newest valid checkpoint ▸ redo of every later batch, compared at each published digest (needs the devices home)
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from bus.core import Request
+from bus.errors import CheckpointError, LearnerError
+from bus.events import (
+    BatchFormed,
+    CheckpointSaved,
+    DevicesReloaded,
+    DevicesYielded,
+    Event,
+    RedoDiverged,
+    StepDone,
+    WeightsPublished,
+)
+from bus.log import Blobs
+from services.context import ServiceContext
+from services.learner.digests import weights_digest
+from services.learner.protocol import Learner
+from services.payloads import sample_blob
+from services.samples import SampleGroup, unpack_group
+from services.shell import Facts, Shell
+from services.trainer.core import KEPT_CHECKPOINTS, Checkpoint, Publish, Reload, Train, TrainerCore, Yield
+from services.trainer.files import CheckpointFiles
+from services.trainer.waiting import WaitingClock
+from services.weights import WeightStore
+
+logger = logging.getLogger(__name__)
+
+MakeLearner = Callable[[bool], Learner]
+"""Makes the learner in its initial state; the argument: begin offloaded, the devices are lent."""
+
+
+class TrainerPerformer:
+    """See `services.shell.Performer`."""
+
+    def __init__(self, core: TrainerCore, make_learner: MakeLearner, store: WeightStore, files: CheckpointFiles, blobs: Blobs) -> None:
+        self._core = core
+        self._make_learner = make_learner
+        self._store = store
+        self._files = files
+        self._blobs = blobs
+        self._shell: Shell | None = None
+        self._jobs: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._begun: dict[str, None] = {}
+        self._waiting = WaitingClock(time.monotonic)
+        self._learner: Learner | None = None
+        self._restored = False
+        self._trained: dict[int, tuple[int, ...]] = {}
+        """Step -> its samples, while their payloads may be needed for a redo."""
+        self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
+
+    @property
+    def shell(self) -> Shell:
+        assert self._shell is not None
+        return self._shell
+
+    def recovered(self, shell: Shell) -> None:
+        self._shell = shell
+        self._trained = {batch.step: batch.samples for batch in self._core.history}
+        self._thread.start()
+
+    def prepare(self, events: Sequence[Event]) -> None:
+        pass
+
+    def look(self) -> None:
+        self._waiting.look(self._core.is_waiting)
+        outstanding = self._core.outstanding()
+        self._begun = {request.key: None for request in outstanding if request.key in self._begun}
+        for request in outstanding:
+            if request.key not in self._begun:
+                self._begun[request.key] = None
+                self._jobs.put(request)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=10.0)
+
+    def _work(self) -> None:
+        try:
+            while (request := self._jobs.get()) is not None:
+                facts = self._perform(request)
+                self.shell.post(facts)
+                self._tidy(request)
+        except BaseException as error:  # the main thread must hear of it, whatever it is
+            self.shell.fail(error)
+
+    def _perform(self, request: Request) -> Facts:
+        match request:
+            case Yield():
+                return self._yield(request)
+            case Reload():
+                return self._reload(request)
+            case Publish():
+                return [*self._restore(), (self._publish(request.version, 0), request.cause)]
+            case Checkpoint():
+                return [*self._restore(), (self._save(request), request.cause)]
+            case Train():
+                return [*self._restore(), (self._train(request), self.shell.host.decided_at.get("BatchFormed", 0))]
+            case _:
+                raise NotImplementedError(request)
+
+    # --- the five things a trainer does ------------------------------------------------------------------------------------------
+
+    def _learner_or_new(self, offloaded: bool) -> Learner:
+        if self._learner is None:
+            self._learner = self._make_learner(offloaded)
+        return self._learner
+
+    def _yield(self, request: Yield) -> Facts:
+        began = time.monotonic()
+        restored = self._restore()
+        self._learner_or_new(offloaded=False).offload()
+        return [*restored, (DevicesYielded(swing=request.swing, seconds=time.monotonic() - began), request.cause)]
+
+    def _reload(self, request: Reload) -> Facts:
+        began = time.monotonic()
+        self._learner_or_new(offloaded=True).reload()
+        restored = self._restore()
+        return [*restored, (DevicesReloaded(swing=request.swing, seconds=time.monotonic() - began), request.cause)]
+
+    def _publish(self, version: int, revision: int) -> WeightsPublished:
+        learner = self._learner_or_new(offloaded=False)
+        notice = self._store.publish(learner.weights(), version, revision, self.shell.host.producer.epoch)
+        return WeightsPublished(
+            version=version, revision=revision, transport=notice.transport, uri=notice.uri, digest=notice.digest,
+            num_bytes=notice.num_bytes, seconds=notice.seconds,
+        )  # fmt: skip
+
+    def _save(self, request: Checkpoint) -> CheckpointSaved:
+        began = time.monotonic()
+        folder = self._files.folder(self.shell.host.producer.epoch, request.step)
+        self._learner_or_new(offloaded=False).save(folder)
+        return CheckpointSaved(
+            step=request.step, version=request.version, position=request.position, uri=folder.as_uri(), digest="",
+            seconds=time.monotonic() - began,
+        )  # fmt: skip
+
+    def _train(self, request: Train) -> StepDone:
+        began = time.monotonic()
+        groups = self._groups(request.batch)
+        loaded = time.monotonic()
+        report = self._learner_or_new(offloaded=False).train(request.batch.step, groups, request.batch.micro_batches)
+        seconds = {"wait": self._waiting.take(), "load": loaded - began, "train": time.monotonic() - loaded, **report.seconds}
+        return StepDone(
+            step=request.batch.step, version=request.version, is_boundary=request.is_boundary, num_samples=len(groups),
+            seconds=seconds, metrics=dict(report.metrics),
+        )  # fmt: skip
+
+    def _groups(self, batch: BatchFormed) -> list[SampleGroup]:
+        return [unpack_group(self._blobs.get(sample_blob(sample))) for sample in batch.samples]
+
+    # --- after a restart ---------------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> Facts:
+        """Brings the learner to where the log is; the facts say where the redo came to other weights than were published."""
+        if self._restored:
+            return []
+        learner = self._learner_or_new(offloaded=False)
+        step = self._load_newest(learner)
+        facts: list[tuple[Event, int]] = []
+        published = {after: weights for after, weights in self._core.publications.values()}
+        for batch in [batch for batch in self._core.history if step < batch.step <= self._core.books.steps_done]:
+            logger.info("redo: step=%d of=%d", batch.step, self._core.books.steps_done)
+            learner.train(batch.step, self._groups(batch), batch.micro_batches)
+            if batch.step in published:
+                facts += self._compare(published[batch.step])
+        self._restored = True
+        return facts
+
+    def _load_newest(self, learner: Learner) -> int:
+        for saved in reversed(self._core.checkpoints):
+            try:
+                learner.load(self._files.path(saved.uri))
+            except CheckpointError as error:
+                logger.warning("checkpoint skipped: step=%d error=%s", saved.step, error)
+            else:
+                return saved.step
+        if self._core.history and self._core.history[0].step != 1:
+            raise LearnerError(
+                f"none of the checkpoints {[saved.uri for saved in self._core.checkpoints]} can be read, and the batches before step "
+                f"{self._core.history[0].step} are no longer kept: restore one of these folders, or start a new run"
+            )
+        return 0
+
+    def _compare(self, published: WeightsPublished) -> list[tuple[Event, int]]:
+        plan = self._core.books.plan
+        assert plan is not None
+        redone = weights_digest(self._learner_or_new(offloaded=False).weights())
+        if redone == published.digest:
+            return []
+        diverged = RedoDiverged(
+            version=published.version, recorded_digest=published.digest, redone_digest=redone, action=plan.on_redo_diverged
+        )
+        facts: list[tuple[Event, int]] = [(diverged, self.shell.position)]
+        if plan.on_redo_diverged == "republish" and published.version == self._core.books.version:
+            facts.append((self._publish(published.version, published.revision + 1), self.shell.position))
+        return facts
+
+    def _tidy(self, request: Request) -> None:
+        """Removes what nobody can need any more: weights before the newest two, checkpoints and samples behind the oldest kept checkpoint."""
+        if isinstance(request, Publish) and self._core.books.publication is not None:
+            self._store.retire({self._core.books.publication.uri})
+        if isinstance(request, Train):
+            self._trained[request.batch.step] = request.batch.samples
+        if isinstance(request, Checkpoint) and len(self._core.checkpoints) == KEPT_CHECKPOINTS:
+            self._files.keep({saved.uri for saved in self._core.checkpoints})
+            done = [step for step in self._trained if step <= self._core.checkpoints[0].step]
+            self._blobs.delete([sample_blob(sample) for step in done for sample in self._trained.pop(step)])
+
+
+def main(context: ServiceContext) -> None:
+    """Runs the trainer until the run has ended."""
+    config = context.config
+    core = TrainerCore()
+    store = WeightStore(context.run, config.weights.transport, config.weights.folder or context.folder / "weights")
+    files = CheckpointFiles(context.folder / "checkpoints")
+    Shell(context, core, TrainerPerformer(core, context.make_learner, store, files, context.open_blobs())).run()

@@ -1,0 +1,168 @@
+"""Published weights: one safetensors file a version, in shared memory or in a shared folder; the log carries only the notice.
+
+    trainer ──publish──▶ /dev/shm/swingshift-<run>/…  or  <folder>/…  ──load_weights(uri, digest)──▶ replicas
+                  └────▶ WeightNotice (in `WeightsPublished`)
+
+A file grows under a temporary name and is renamed, so a reader finds it whole or not at all. Loaded tensors are mapped from the file and
+outlive its removal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from bus.errors import WeightsError
+from services.learner.digests import weights_digest
+from services.learner.durable import flush
+
+Transport = Literal["shm", "file"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_PATTERN = "weights-e*-v*-r*.safetensors"
+_PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNotice:
+    """What a reader needs to find and check one publication; `num_bytes` of the file, `seconds` that publishing took."""
+
+    version: int
+    revision: int
+    transport: Transport
+    uri: str
+    digest: str
+    num_bytes: int
+    seconds: float
+
+
+class WeightStore:
+    """Where one trainer publishes the weights of one run.
+
+    `run_id` must be the run's alone on this machine. `shm` needs room for the new file and the next one in shared memory, `file` needs
+    `folder`, reachable under the same path for all replicas; `auto` takes `shm` and, without room there, `file`. Raises WeightsError.
+    """
+
+    def __init__(
+        self, run_id: str, transport: Literal["auto", "shm", "file"] = "auto", folder: Path | None = None, shm_root: Path = Path("/dev/shm")
+    ) -> None:
+        if not _RUN_ID.fullmatch(run_id):
+            raise WeightsError(f"run id {run_id!r} cannot be part of a file name: use letters, digits, '.', '_' and '-' only, at most 128")
+        if transport == "file" and folder is None:
+            raise WeightsError("transport 'file' needs a folder that trainer and replicas share: none is configured")
+        self._transport = transport
+        self._shm_root = shm_root
+        self._shm_folder = shm_root / f"swingshift-{run_id}"
+        self._folder = None if folder is None else folder.absolute()
+        self._newest: str | None = None
+
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int, revision: int, epoch: int) -> WeightNotice:
+        """Writes the weights and returns their notice; the one published before stays. Raises WeightsError when they cannot be written."""
+        started = time.monotonic()
+        needed = sum(tensor.nbytes for tensor in weights.values())
+        transport, folder = self._place(needed)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        path = folder / f"weights-e{epoch}-v{version}-r{revision}.safetensors"
+        partial = path.with_name(path.name + _PARTIAL)
+        try:
+            if transport == "shm":
+                self._open_shm_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, partial)
+            _finish(partial, path, durable=transport == "file")
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {error}") from error
+        self._newest = path.as_uri()
+        return WeightNotice(
+            version=version,
+            revision=revision,
+            transport=transport,
+            uri=self._newest,
+            digest=weights_digest(tensors),
+            num_bytes=path.stat().st_size,
+            seconds=time.monotonic() - started,
+        )
+
+    def retire(self, keep: Collection[str]) -> list[str]:
+        """Removes every publication of the run whose uri is not in `keep`, also those of earlier incarnations, and returns their uris.
+
+        The newest that this store published stays in any case.
+        """
+        retired = [path for path in self._files(_PATTERN) if path.as_uri() != self._newest and path.as_uri() not in keep]
+        for path in [*retired, *self._files(_PATTERN + _PARTIAL)]:
+            path.unlink(missing_ok=True)
+        return [path.as_uri() for path in retired]
+
+    def purge(self) -> None:
+        """Removes all that the run ever published here; folders go when nothing of others is in them."""
+        for path in [*self._files(_PATTERN), *self._files(_PATTERN + _PARTIAL)]:
+            path.unlink(missing_ok=True)
+        for folder in self._folders():
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        self._newest = None
+
+    def _place(self, needed: int) -> tuple[Transport, Path]:
+        if self._transport != "file":
+            free = shutil.disk_usage(self._shm_root).free if self._shm_root.is_dir() else 0
+            if free >= 2 * needed:
+                return "shm", self._shm_folder
+            if self._transport == "shm" or self._folder is None:
+                raise WeightsError(
+                    f"{self._shm_root} has {free} bytes free, weights of {needed} bytes need twice that, as the next lie beside them: "
+                    "enlarge it, or configure a shared folder and transport 'file' or 'auto'"
+                )
+        if self._folder is None:
+            raise WeightsError("transport 'file' needs a folder that trainer and replicas share: none is configured")
+        return "file", self._folder
+
+    def _open_shm_folder(self) -> None:
+        # Anybody may create a folder there: one of another user's would let them change what the replicas load.
+        self._shm_folder.mkdir(mode=0o700, exist_ok=True)
+        owner = self._shm_folder.lstat().st_uid
+        if owner != os.getuid() or self._shm_folder.is_symlink():
+            raise WeightsError(f"{self._shm_folder} is a link or belongs to user {owner}, not to {os.getuid()}: use another run id")
+
+    def _folders(self) -> list[Path]:
+        return [self._shm_folder] if self._folder is None else [self._shm_folder, self._folder]
+
+    def _files(self, pattern: str) -> list[Path]:
+        return [path for folder in self._folders() for path in sorted(folder.glob(pattern))]
+
+
+def load_weights(uri: str, digest: str) -> dict[str, torch.Tensor]:
+    """The tensors of a publication, on the CPU. Raises WeightsError when they are gone, torn, or not those of the digest."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or parts.netloc:
+        raise WeightsError(f"weights uri {uri!r} is not of the form file:///path: this version reads no other transport")
+    path = Path(url2pathname(parts.path))
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as error:
+        raise WeightsError(f"weights {uri} are gone: take a newer publication, or share the folder between trainer and replica") from error
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"weights {uri} are torn: {error}; take a newer publication") from error
+    if (found := weights_digest(tensors)) != digest:
+        raise WeightsError(f"weights {uri} have digest {found}, the notice says {digest}: they are not the ones published")
+    return tensors
+
+
+def _finish(partial: Path, path: Path, *, durable: bool) -> None:
+    if durable:
+        flush(partial)
+    partial.replace(path)
+    if durable:
+        flush(path.parent)

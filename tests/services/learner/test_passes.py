@@ -1,0 +1,113 @@
+"""The two layouts of a pass see the same tokens and give the same log-probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from bus.errors import ConfigError
+from services.learner.causal_lm import answer_logits, choose_layout, load_model
+from services.learner.config import LearnerConfig
+from services.learner.passes import Layout, ScoredAnswer, build, cut, score
+from services.samples import SampleGroup
+from tests.services.learner.factories import make_answer, make_batch
+
+LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
+
+
+def load(folder: Path, **settings: object) -> PreTrainedModel:
+    return load_model(LearnerConfig.model_validate({"model": str(folder), **settings}), "cpu")
+
+
+def scored(seed: int = 1) -> list[ScoredAnswer]:
+    batch = make_batch(seed)
+    return score(batch, [[0.5] * len(group.answers) for group in batch], range(len(batch)))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_answer_token_is_predicted_from_what_stands_before_it(layout: Layout, attention: str, tiny_model: Path) -> None:
+    model = load(tiny_model, attention=attention)
+    answers = scored()
+    with torch.no_grad():
+        found = answer_logits(model, build(answers, layout))
+        alone = [
+            model(input_ids=torch.tensor([answer.prompt + answer.tokens])).logits[0, len(answer.prompt) - 1 : -1] for answer in answers
+        ]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_targets_are_in_the_order_of_the_answers(layout: Layout) -> None:
+    answers = scored()
+    tensors = build(answers, layout)
+    assert tensors.tokens.tolist() == [token for answer in answers for token in answer.tokens]
+    assert tensors.rollout_logprobs.tolist() == pytest.approx([value for answer in answers for value in answer.logprobs])
+    assert tensors.advantages.tolist() == [0.5] * len(tensors.tokens)
+
+
+def test_a_packed_pass_holds_each_prompt_once_and_no_padding() -> None:
+    batch = make_batch(2)
+    tensors = build(score(batch, [[0.0] * len(group.answers) for group in batch], range(len(batch))), "packed")
+    fed = sum(len(group.prompt_tokens) + sum(len(answer.tokens) - 1 for answer in group.answers) for group in batch)
+    assert tensors.input_ids.shape == (1, fed)
+
+
+def test_empty_answers_are_left_out() -> None:
+    group = SampleGroup(0, (1, 2), (make_answer([], 0.0), make_answer([3], 1.0)))
+    assert [answer.tokens for answer in score([group], [[-1.0, 1.0]], [0])] == [(3,)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cut_bounds_each_pass_with_its_prompts_and_keeps_the_order(layout: Layout) -> None:
+    answers = scored(5)
+    runs = cut(answers, layout, max_tokens=30)
+    assert [answer for run in runs for answer in run] == answers
+    assert len(runs) > 1
+    for run in runs:
+        prompts = {answer.group: len(answer.prompt) for answer in run}
+        prompt_tokens = sum(prompts.values()) if layout == "packed" else sum(len(answer.prompt) for answer in run)
+        assert prompt_tokens + sum(len(answer.tokens) for answer in run) <= 30
+
+
+def test_an_answer_longer_than_the_bound_is_alone() -> None:
+    long = ScoredAnswer(0, (1,) * 5, (2,) * 50, (0.0,) * 50, 0.0)
+    short = ScoredAnswer(0, (1,) * 5, (2,) * 3, (0.0,) * 3, 0.0)
+    assert [len(run) for run in cut([short, long, short, short], "packed", max_tokens=20)] == [1, 1, 2]
+
+
+def test_a_model_whose_layers_take_a_mask_is_packed(tiny_model: Path) -> None:
+    assert choose_layout(load(tiny_model)) == "packed"
+
+
+def test_a_model_with_learned_positions_is_packed(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
+    assert choose_layout(load(tmp_path)) == "packed"
+
+
+def test_a_model_with_sliding_windows_is_padded(tmp_path: Path) -> None:
+    config = MistralConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    assert choose_layout(load(tmp_path)) == "padded"
+
+
+def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no Hugging Face model folder"):
+        load(tmp_path)
+
+
+def test_a_folder_with_a_config_of_nothing_known_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load(tmp_path)

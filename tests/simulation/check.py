@@ -1,0 +1,61 @@
+"""Runs one seed and checks everything that must hold of its log."""
+
+from __future__ import annotations
+
+from bus.core import Core
+from bus.entry import Entry
+from bus.events import PolicyAttached, RunEnded
+from replay.invariants import Invariants
+from replay.verify import Report, Subject, verify
+from services.controller.core import ControllerCore
+from services.policy.core import PolicyCore
+from services.rollouter.core import RollouterCore
+from services.trainer.core import TrainerCore
+from tests.simulation.restless import make_policy
+from tests.simulation.services import CODE
+from tests.simulation.world import World
+
+
+def policy_core(attached: PolicyAttached | None) -> Core:
+    """The policy that was attached; before any was, the core of one that only listens."""
+    name = "static_fully_async" if attached is None else attached.name
+    return PolicyCore(make_policy(name, {} if attached is None else attached.params))
+
+
+SUBJECTS = [
+    Subject("trainer", lambda _: TrainerCore(), lambda _: CODE),
+    Subject("rollouter", lambda _: RollouterCore(), lambda _: CODE),
+    Subject("controller", lambda _: ControllerCore(), lambda _: CODE),
+    Subject("policy", policy_core, lambda _: CODE),
+]
+
+
+def verify_log(entries: list[Entry], last_chain: str | None = None) -> Report:
+    """`replay verify` on a simulated log."""
+    return verify(entries, SUBJECTS, last_chain)
+
+
+def run_seed(seed: int) -> World:
+    """Simulates a seed; raises AssertionError naming what broke."""
+    world = World(seed)
+    world.run()
+    entries = world.store.entries
+    report = verify_log(entries, entries[-1].chain)
+    assert report.passed, "\n".join(map(str, report.differences[:5]))
+    check_books(entries)
+    return world
+
+
+def check_books(entries: list[Entry]) -> None:
+    """Every sample is in one place, and the core's books say the same as the independent fold."""
+    fold, trainer = Invariants(), TrainerCore()
+    for entry in entries:
+        fold.apply(entry)
+        trainer.books.apply(entry.event)
+    assert isinstance(fold.ended, RunEnded)
+    places = list(fold.place.values())
+    books = trainer.books
+    assert books.trained == places.count("trained"), (books.trained, places)
+    assert len(books.ready) == places.count("ready") and len(books.in_flight) == places.count("in flight")
+    assert sum(books.dropped.values()) == sum(place.startswith("dropped") for place in places)
+    assert len(places) == books.started

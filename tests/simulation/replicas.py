@@ -1,0 +1,170 @@
+"""Replica processes: no core, only an inbox. They fail, hang, and are killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from bus.entry import Draft, Entry, Producer
+from bus.events import (
+    AbortRequested,
+    BlobRef,
+    Event,
+    GenerationFinished,
+    GenerationRequested,
+    KillRequested,
+    ReplicaAdded,
+    ReplicaAsleep,
+    ReplicaAwake,
+    ReplicaFailed,
+    ServiceStarted,
+    SleepRequested,
+    WakeRequested,
+    WeightsApplied,
+    WeightUpdateRequested,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class SimReplica:
+    """One incarnation of one replica with a scripted engine."""
+
+    def __init__(self, world: World, name: str, hybrid: bool) -> None:
+        self.world = world
+        self.name = name
+        self.hybrid = hybrid
+        self.source = f"replica:{name}"
+        self.alive = True
+        self.log = world.client(self)
+        self.producer: Producer | None = None
+        self.position = 0
+        self.state: Literal["starting", "asleep", "serving", "failed"] = "starting"
+        self.hung = False
+        self.swing = 0
+        self.version = -1
+        self.in_flight: dict[tuple[str, int], tuple[GenerationRequested, int]] = {}
+
+    @property
+    def epoch(self) -> int:
+        assert self.producer is not None
+        return self.producer.epoch
+
+    def start(self) -> None:
+        """Fences the predecessor; everything older in the inbox is not for this incarnation."""
+        role: Literal["hybrid", "standalone"] = "hybrid" if self.hybrid else "standalone"
+        attached = self.log.attach(self.source, Draft(ServiceStarted(code="", role=role), derived=False, cause=0, at=self.world.clock()))
+        self.producer = attached.producer
+        self.position = attached.position
+        self.world.announce(self, attached.producer.epoch)
+
+    def say(self, *facts: Event, cause: int = 0) -> None:
+        """Appends facts."""
+        assert self.producer is not None
+        self.log.append(self.producer, [Draft(fact, derived=False, cause=cause, at=self.world.clock()) for fact in facts])
+
+    def add(self) -> None:
+        """The engine is up (or is not)."""
+        if self._fails("start", self.position):
+            return
+        self.state = "asleep"
+        slots = self.world.plan.max_running_requests
+        self.say(
+            ReplicaAdded(replica=self.name, role="hybrid" if self.hybrid else "standalone", slots=slots, seconds=0.0), cause=self.position
+        )
+
+    def has_mail(self) -> bool:
+        """Something in the inbox is unread."""
+        return any(entry.position > self.position for entry in self.world.store.inboxes.get(self.name, [])[-4:])
+
+    def read(self) -> None:
+        """Performs the next request in the inbox."""
+        for entry in self.log.read_inbox(self.name, self.position, 1):
+            self.position = entry.position
+            self._perform(entry)
+
+    def _perform(self, entry: Entry) -> None:
+        event = entry.event
+        match event:
+            case GenerationRequested():
+                self._generate(event, entry.position)
+            case AbortRequested() if event.epoch == self.epoch:
+                self._abort(event, entry.position)
+            case WakeRequested() if event.epoch == self.epoch and not self._fails("wake", entry.position):
+                assert self.state == "asleep", f"{self.name} was asked to wake while {self.state}"
+                self.state, self.swing, self.version = "serving", event.swing, event.version
+                self.say(
+                    ReplicaAwake(replica=self.name, swing=event.swing, version=event.version, revision=0, seconds=0.0), cause=entry.position
+                )
+            case SleepRequested() if event.epoch == self.epoch and not self._fails("sleep", entry.position):
+                self._end_all(entry.position)
+                self.state = "asleep"
+                self.say(ReplicaAsleep(replica=self.name, swing=event.swing, seconds=0.0), cause=entry.position)
+            case WeightUpdateRequested() if event.epoch == self.epoch and not self._fails("update", entry.position):
+                self._end_all(entry.position)
+                self.state, self.version = "serving", event.version
+                self.say(
+                    WeightsApplied(replica=self.name, version=event.version, revision=event.revision, seconds=0.0), cause=entry.position
+                )
+            case KillRequested() | _:
+                pass
+
+    def _fails(self, during: Literal["start", "wake", "sleep", "update", "abort"], cause: int) -> bool:
+        if self.state == "failed":
+            return True
+        faults, random = self.world.faults, self.world.random
+        if random.random() < faults.engine_fails:
+            self.state = "failed"
+            self.say(ReplicaFailed(replica=self.name, during=during, error="scripted"), cause=cause)
+            return True
+        if random.random() < faults.engine_hangs:
+            self.hung = True
+            return True
+        return False
+
+    def _generate(self, event: GenerationRequested, cause: int) -> None:
+        wrong = event.epoch != self.epoch or self.state != "serving" or (self.hybrid and event.swing != self.swing)
+        if wrong:
+            self._finish(event, cause, "refused", 0)
+        else:
+            self.in_flight[event.request, event.attempt] = (event, cause)
+
+    def _abort(self, event: AbortRequested, cause: int) -> None:
+        if event.reason == "swing" and self._fails("abort", cause):
+            return
+        for key in list(self.in_flight):
+            if not event.requests or key[0] in event.requests:
+                request, _ = self.in_flight.pop(key)
+                self._finish(request, cause, "aborted", self.world.random.randint(0, request.max_new_tokens))
+
+    def _end_all(self, cause: int) -> None:
+        for request, _ in list(self.in_flight.values()):
+            self._finish(request, cause, "aborted", self.world.random.randint(0, request.max_new_tokens))
+        self.in_flight = {}
+
+    def finish_one(self) -> None:
+        """An answer comes to its end."""
+        random = self.world.random
+        key = random.choice(list(self.in_flight))
+        request, cause = self.in_flight.pop(key)
+        if random.random() < self.world.faults.answer_error:
+            self._finish(request, cause, "error", 0)
+        else:
+            self._finish(request, cause, random.choice(("stop", "length")), random.randint(1, request.max_new_tokens))
+
+    def _finish(
+        self, request: GenerationRequested, cause: int, outcome: Literal["stop", "length", "aborted", "refused", "error"], new_tokens: int
+    ) -> None:
+        num_tokens = request.prefix_tokens + new_tokens if outcome in ("stop", "length", "aborted") else 0
+        assert num_tokens <= self.world.plan.max_response_length, "an answer ran past the limit (C-23)"
+        fact = GenerationFinished(
+            request=request.request,
+            attempt=request.attempt,
+            replica=self.name,
+            outcome=outcome,
+            num_tokens=num_tokens,
+            version_spans=((self.version, num_tokens),) if num_tokens else (),
+            blob=BlobRef(name=f"{request.request}.{request.attempt}", num_bytes=1, digest="0"),
+        )
+        twice = self.world.random.random() < self.world.faults.duplicate
+        self.say(*([fact, fact] if twice else [fact]), cause=cause)

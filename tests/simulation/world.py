@@ -1,0 +1,265 @@
+"""The world of one seed: processes, their supervisor, the operator, and a scheduler that lets anything happen at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from bus.entry import Draft, Producer
+from bus.errors import Fenced
+from bus.events import (
+    KillRequested,
+    PolicyAttached,
+    RebalanceRequested,
+    RunEnded,
+    ServiceLost,
+    StopRequested,
+)
+from bus.memory_log import MemoryLog, MemoryStore
+from services.policy.core import PolicyCore
+from tests.simulation.log import Crash, FaultyLog
+from tests.simulation.plans import POLICIES, draw_faults, draw_plan
+from tests.simulation.replicas import SimReplica
+from tests.simulation.restless import make_policy
+from tests.simulation.services import CODE, OTHER_CODE, SimController, SimPolicy, SimService, make_service
+
+MAX_TICKS = 30_000
+MAX_SWAPS = 8
+"""Without a bound the operator would keep the run so busy that no deadline ever passes."""
+Process = SimService | SimReplica
+Action = Callable[[], None]
+
+
+class World:
+    """Everything of one simulated run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.plan = draw_plan(self.random, f"sim-{seed}")
+        self.faults = draw_faults(self.random)
+        self.store = MemoryStore.create(self.plan, at=0)
+        self.disk: dict[str, str] = {}
+        self.ticks = 0
+        self.crashes = 0
+        self._processes: dict[str, Process] = {}
+        self._lingering: list[SimPolicy] = []
+        """Policies that were replaced and do not know it yet."""
+        self._dead: dict[str, tuple[int, bool]] = {}
+        """Source -> (epoch that died, whether its loss was said)."""
+        self._unsaid: dict[tuple[str, int], None] = {}
+        """Deaths whose ServiceLost is due."""
+        self._epochs: dict[str, int] = {}
+        self._restarts: dict[str, int] = {}
+        self._supervisor = MemoryLog(self.store)
+        self._supervised = 0
+        self._active: Process | None = None
+        self.policy_name = self.plan.policy
+        self._swaps = self._rebalances = 0
+
+    # --- what processes need -----------------------------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        """Nanoseconds; moves with the scheduler."""
+        return self.ticks * 1_000_000
+
+    def client(self, process: Process) -> FaultyLog:
+        """A log client whose owner may die at it."""
+        return FaultyLog(self.store, self.random, self.faults.reply_lost, lambda kind, after: self._watch(process, kind, after))
+
+    def announce(self, process: Process, epoch: int) -> None:
+        """A process got its epoch."""
+        self._epochs[process.source] = epoch
+
+    def _watch(self, process: Process, kind: str, after: bool) -> None:
+        if after and kind in self.faults.aimed:
+            self.faults.aimed[kind] -= 1
+            if self.faults.aimed[kind] == 0:
+                self._aim(process)
+        if self.crashes < self.faults.crashes and self.random.random() < self.faults.crash_chance / 3:
+            raise Crash
+
+    def _aim(self, process: Process) -> None:
+        """Kills somebody right after an append: the one who made it, or anybody who has not read it yet."""
+        victim = self.random.choice([process, *self._processes.values()])
+        if victim is process:
+            raise Crash
+        self._die(victim)
+
+    # --- life and death ----------------------------------------------------------------------------------------------------------
+
+    def _die(self, process: Process) -> None:
+        if not process.alive:
+            return
+        process.alive = False
+        self.crashes += 1
+        if self._processes.get(process.source) is process:
+            del self._processes[process.source]
+            epoch = self._epochs.get(process.source, 0)
+            self._dead[process.source] = (epoch, False)
+            if epoch:
+                self._unsaid[process.source, epoch] = None
+
+    def _start(self, process: Process) -> None:
+        self._processes[process.source] = process
+        self._dead.pop(process.source, None)
+        self._guard(process, process.start)
+
+    def _guard(self, process: Process, action: Action) -> None:
+        """Runs a step of a process; the process may die in it."""
+        try:
+            action()
+        except Crash:
+            self._die(process)
+        except Fenced:
+            assert process.source == "policy" or not process.alive, f"{process.source} was fenced without a successor"
+            process.alive = False
+            self._lingering = [policy for policy in self._lingering if policy is not process]
+
+    def _make(self, source: str) -> Process:
+        if source.startswith("replica:"):
+            name = source.removeprefix("replica:")
+            return SimReplica(self, name, name in self.plan.hybrid)
+        if source == "policy":
+            return self._make_policy(self.policy_name)
+        code = OTHER_CODE if self.random.random() < self.faults.other_code else CODE
+        return make_service(self, source, code, self.random)
+
+    def _make_policy(self, name: str) -> SimPolicy:
+        code = OTHER_CODE if self.random.random() < self.faults.other_code else CODE
+        attached = PolicyAttached(name=name, params={}, mode="active", code=code)
+        return SimPolicy(self, PolicyCore(make_policy(name, {})), attached)
+
+    def _restart(self, source: str) -> None:
+        self._restarts[source] = self._restarts.get(source, 0) + 1
+        self._start(self._make(source))
+
+    def _may_restart(self, source: str) -> bool:
+        return not source.startswith("replica:") or self._restarts.get(source, 0) < self.faults.restarts
+
+    def _say_lost(self, source: str, epoch: int) -> None:
+        self._unsaid.pop((source, epoch), None)
+        current = self._processes.get(source)
+        lost = ServiceLost(service=source, epoch=epoch, restarting=current is not None or self._may_restart(source))
+        self._supervisor.append(Producer("supervisor", 0), [Draft(lost, derived=False, cause=0, at=self.clock())])
+
+    def _supervise(self) -> None:
+        for entry in self._supervisor.read(self._supervised, 5):
+            self._supervised = entry.position
+            if isinstance(entry.event, KillRequested):
+                self._kill(entry.event)
+
+    def _kill(self, event: KillRequested) -> None:
+        source = f"replica:{event.replica}"
+        process = self._processes.get(source)
+        if process is not None and self._epochs.get(source) == event.epoch:
+            self._die(process)
+            self.crashes -= 1
+        self._say_lost(source, event.epoch)
+
+    # --- the operator ------------------------------------------------------------------------------------------------------------
+
+    def _swap_policy(self) -> None:
+        old = self._processes.pop("policy", None)
+        if isinstance(old, SimPolicy):
+            self._lingering.append(old)
+        self.policy_name = self.random.choice(POLICIES)
+        self._start(self._make_policy(self.policy_name))
+
+    def _operate(self, event: StopRequested | RebalanceRequested) -> None:
+        self._supervisor.append(Producer("operator", 0), [Draft(event, derived=False, cause=0, at=self.clock())])
+
+    # --- the scheduler -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs to RunEnded, and on until everybody has read it. Raises AssertionError when it never comes."""
+        sources = ["trainer", "rollouter", "controller", "policy", *(f"replica:{name}" for name in self.plan.standalone + self.plan.hybrid)]
+        self.random.shuffle(sources)
+        for source in sources:
+            self._start(self._make(source))
+        while not isinstance(self.store.entries[-1].event, RunEnded) and not self._has_ended():
+            self.ticks += 1
+            assert self.ticks < MAX_TICKS, f"the run did not end within {MAX_TICKS} ticks, at {len(self.store.entries)} entries"
+            self._tick()
+        for process in self._everybody():
+            self._guard(process, lambda process=process: self._finish_reading(process))  # type: ignore[misc]
+
+    def _has_ended(self) -> bool:
+        return any(isinstance(entry.event, RunEnded) for entry in self.store.entries[-12:])
+
+    def _finish_reading(self, process: Process) -> None:
+        while isinstance(process, SimService) and process.host is not None and process.position < len(self.store.entries):
+            process.read()
+
+    def _everybody(self) -> list[Process]:
+        return [*self._processes.values(), *self._lingering]
+
+    def _tick(self) -> None:
+        self._go_wrong()
+        actions = self._actions()
+        if not actions:
+            actions = list(self._deadlines())
+            assert actions, f"nothing can happen any more, at {len(self.store.entries)} entries"
+        process, action = self.random.choice(actions)
+        if process is None:
+            action()
+        else:
+            self._guard(process, action)
+
+    def _go_wrong(self) -> None:
+        random, faults = self.random, self.faults
+        if self.crashes < faults.crashes and random.random() < faults.crash_chance and self._processes:
+            self._die(random.choice(list(self._processes.values())))
+        if self._swaps < MAX_SWAPS and random.random() < self._swap_chance():
+            self._swaps += 1
+            self._swap_policy()
+        if random.random() < faults.stop:
+            self._operate(StopRequested(reason="simulated"))
+        if self._rebalances < MAX_SWAPS and random.random() < faults.swap_policy / 4:
+            self._rebalances += 1
+            self._operate(RebalanceRequested())
+        if faults.deadline and random.random() < faults.deadline:
+            deadlines = self._deadlines()
+            if deadlines:
+                process, action = random.choice(deadlines)
+                self._guard(process, action)
+
+    def _swap_chance(self) -> float:
+        """Swaps are aimed at open boundaries: right after what opens one."""
+        opens = self.store.entries[-1].event.kind in ("StepDone", "BoundaryOpened", "WeightsPublished")
+        return self.faults.swap_policy * (5 if opens else 1)
+
+    def _actions(self) -> list[tuple[Process | None, Action]]:
+        found: list[tuple[Process | None, Action]] = []
+        end = len(self.store.entries)
+        for process in self._everybody():
+            if isinstance(process, SimReplica):
+                found += [(process, action) for action in self._replica_actions(process)]
+            elif process.host is not None:
+                if process.position < end:
+                    found += [(process, process.read)] * 3
+                found += [(process, lambda p=process, r=request: p.perform(r)) for request in process.to_do()]  # type: ignore[misc]
+        if self._supervised < end:
+            found.append((None, self._supervise))
+        found += [(None, lambda key=key: self._say_lost(*key)) for key in self._unsaid]  # type: ignore[misc]
+        for source in self._dead:
+            said = (source, self._dead[source][0]) not in self._unsaid
+            if (said or self.faults.unsupervised) and self._may_restart(source):
+                found.append((None, lambda source=source: self._restart(source)))  # type: ignore[misc]
+        return found
+
+    def _replica_actions(self, replica: SimReplica) -> list[Action]:
+        if replica.hung or replica.producer is None:
+            return []
+        if replica.state == "starting":
+            return [replica.add]
+        actions: list[Action] = [replica.read] * 2 if replica.has_mail() else []
+        return [*actions, replica.finish_one] if replica.in_flight else actions
+
+    def _deadlines(self) -> list[tuple[Process, Action]]:
+        controller = self._processes.get("controller")
+        if not isinstance(controller, SimController) or controller.host is None:
+            return []
+        return [
+            (controller, lambda c=controller, d=deadline: c.miss(d.key, d.seconds))  # type: ignore[misc]
+            for deadline in controller.core.deadlines()
+        ]
