@@ -7,6 +7,7 @@ time-out of the client's socket; a peer that died without a word is found by TCP
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -169,13 +170,14 @@ def check_server(connection: Connection) -> None:
 
 
 def persist(action: Callable[[], Result], patience_s: float, waits_for: type[LogUnavailable] = LogUnavailable) -> Result:
-    """Repeats `action` while it raises `waits_for`, with growing pauses, for `patience_s` seconds; then lets it through."""
-    give_up = time.monotonic() + patience_s
+    """Repeats `action` while it raises `waits_for`, with growing pauses; lets it through when `patience_s` have passed since the first."""
+    give_up = math.inf
     delay = FIRST_DELAY_S
     while True:
         try:
             return action()
         except waits_for as error:
+            give_up = min(give_up, time.monotonic() + patience_s)
             if time.monotonic() + delay > give_up:
                 raise type(error)(f"{error} (tried for {patience_s:g} s)") from error
         time.sleep(delay)

@@ -55,6 +55,8 @@ class Row(NamedTuple):
     def entry(self) -> Entry:
         """The entry. Raises CodecError, naming the position, for an unknown kind, a newer schema or a broken body."""
         try:
+            if self.version < 1:
+                raise CodecError(f"{self.kind} has schema {self.version}, the first one is 1")
             event = decode(self.kind, self.version, self.body)
         except CodecError as error:
             raise CodecError(f"entry {self.position} cannot be read: {error}") from error
@@ -166,7 +168,10 @@ def _conditions(first: int, last: int | None, kinds: Sequence[str], sources: Seq
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing. In a folder that cannot be written to, only a file that nobody writes can be read."""
+    """A connection that changes nothing. In a folder that cannot be written to, only a file that nobody writes can be read.
+
+    Raises LogError.
+    """
     reason = ""
     for parameters in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?{parameters}", uri=True, isolation_level=None)
@@ -179,7 +184,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             reason = str(error)
         if path.with_name(f"{FILE_NAME}-wal").exists():
             break
-    raise ConfigError(f"{path} is no recording, or cannot be read: {reason}")
+    raise LogError(f"{path} is damaged, or no recording: {reason}")
 
 
 def read_meta(connection: sqlite3.Connection) -> Meta:

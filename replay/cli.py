@@ -71,14 +71,15 @@ def _print_report(folder: Path, report: Report, seconds: float, limit: int) -> N
 
     _print_differences(report.differences, limit)
     if report.other_code:
-        typer.echo(f"other code: {len(report.other_code)} differences in incarnations whose code is not that of this checkout")
+        typer.echo(f"other code: {_count(report.other_code)} in incarnations whose code is not that of this checkout")
         _print_differences(report.other_code, limit)
     typer.echo(f"{folder}: {report.entries} entries, {report.decisions} decisions recomputed in {seconds:.1f} s")
     if report.passed:
         without = "" if (folder / SUMMARY).exists() else f"; without a {SUMMARY} a cut tail would not be found"
         typer.echo(f"passed: the chain is whole, every decision is what its core decides, every invariant holds{without}")
     else:
-        typer.echo(f"FAILED: {len(report.differences)} differences, the first at position {report.differences[0].position}")
+        where = "at" if len(report.differences) == 1 else "the first at"
+        typer.echo(f"FAILED: {_count(report.differences)}, {where} position {report.differences[0].position}")
 
 
 def _print_differences(differences: Sequence[Difference], limit: int) -> None:
@@ -86,6 +87,10 @@ def _print_differences(differences: Sequence[Difference], limit: int) -> None:
         typer.echo(str(difference))
     if len(differences) > limit:
         typer.echo(f"… and {len(differences) - limit} more; --limit 0 prints all")
+
+
+def _count(differences: Sequence[Difference]) -> str:
+    return "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
 
 
 def _check_kinds(kinds: Sequence[str]) -> None:

@@ -28,9 +28,10 @@ class Envelopes:
         faults = self._check_place(row)
         if not 0 <= row.cause < max(row.position, 1):
             faults.append(f"its cause {row.cause} is not an earlier entry")
-        if entry is not None:
-            faults += [*self._check_epoch(entry), *_check_emitter(entry)]
-        return faults
+        if entry is None:
+            self._epochs[row.source] = row.epoch
+            return faults
+        return [*faults, *self._check_epoch(entry), *_check_emitter(entry)]
 
     def _check_place(self, row: Row) -> list[str]:
         faults = []

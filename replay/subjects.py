@@ -16,6 +16,7 @@ from services.trainer.core import TrainerCore
 
 LISTENER = "static_fully_async"
 """Stands in where there is no policy to be made; what it decides is not compared, or listed as of other code."""
+UNKNOWN = "unknown policy"
 
 
 def subjects() -> tuple[Subject, ...]:
@@ -34,9 +35,9 @@ def policy_core(attached: PolicyAttached | None) -> Core:
 
 
 def policy_code(attached: PolicyAttached | None) -> str:
-    """Digest of the code of the policy service with that policy; empty when this checkout does not have it."""
+    """Digest of the code of the policy service with that policy; no digest when this checkout does not have it."""
     policy = _policy(attached)
-    return "" if policy is None else service_code("policy", type(policy).__module__)
+    return UNKNOWN if policy is None else service_code("policy", type(policy).__module__)
 
 
 def _policy(attached: PolicyAttached | None) -> Policy | None:

@@ -1,6 +1,6 @@
 """Where the process of one service begins: pins it to its device, then imports the service, which may take torch along.
 
-    python -m services.entry SERVICE --url URL --run ID [--folder DIR] [--name NAME]
+    REDIS_URL=URL python -m services.entry SERVICE --run ID [--folder DIR] [--name NAME]
 
 Exit codes: 0 ended in order, 3 fenced by a newer incarnation, 2 the command cannot be followed, 1 anything else, with its traceback.
 """
@@ -135,12 +135,11 @@ def main(arguments: list[str]) -> int:
     """The process's command line, written by launchers; people use `swingshift serve`."""
     parser = argparse.ArgumentParser(prog="services.entry")
     parser.add_argument("service")
-    parser.add_argument("--url", required=True)
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--name")
     given = parser.parse_args(arguments)
-    return run_service(given.service, given.url, given.run, given.folder, given.name)
+    return run_service(given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None) -> Run
     assert timing.total_steps is not None
     assert timing.on_redo_diverged != "auto"
     assert isinstance(config.devices, dict)
-    return RunPlanned(
+    plan = RunPlanned(
         run=run,
         seed=config.data.seed,
         total_steps=timing.total_steps,
@@ -65,6 +65,8 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None) -> Run
         config=json.dumps(config.resolved(), sort_keys=True),
         environment=environment(config),
     )
+    engine_config(config, plan)  # raises for settings that no replica could start with
+    return plan
 
 
 def resolve(config: RunConfig, machine: Machine) -> RunConfig:

@@ -1,6 +1,7 @@
-"""The process that computes rewards, apart from the run's loops, so that a reward may take long, crash or never return.
+"""The process that computes rewards, apart from a service's loops, so that a reward may take long, crash or never return.
 
-    rewards.RewardRunner ──[number, prompt, answer, reference]──▶ worker: one after the other ──[number, value | failure]──▶ RewardRunner
+    rewards.RewardRunner ──[group, prompt, answers, reference]──▶ worker: one answer after the other
+                         ◀──[group, reward] or [group, reason, detail]── after each
 
 Both directions are msgpack on one socket; standard output goes to standard error, so that a reward may print. Imports no torch.
 """
@@ -17,21 +18,23 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, SupportsFloat, cast
 
 import msgpack
 
 from bus.errors import ConfigError
-from services.tasks import make_task
+from services.tasks import get_task
 
 Reference = str | Sequence[int]
 """What the right answer is, as the task or the data set states it."""
 RewardFunction = Callable[[Sequence[int], Sequence[int], Reference], float]
-"""(prompt tokens, answer tokens, reference) -> reward."""
+"""(prompt tokens, answer tokens, reference) -> reward; it gets tuples."""
 FailureReason = Literal["timeout", "raised", "not_a_number", "not_finite", "died"]
 
-READY = -1
-"""In place of a number: the reward function is loaded, or could not be."""
+READY = "ready"
+FAILED = "failed"
+MAX_DETAIL = 8_000
+"""Characters of a traceback that are sent on: its end, where the error is."""
 
 _PR_SET_PDEATHSIG = 1
 _RECEIVE_BYTES = 1 << 16
@@ -40,65 +43,81 @@ _RECEIVE_BYTES = 1 << 16
 def load_reward(reward: str) -> RewardFunction:
     """The reward function of a built-in task by its name, or `path/file.py:function`. Raises ConfigError."""
     if ":" not in reward:
-        return cast(RewardFunction, make_task(reward).reward)
+        return cast(RewardFunction, get_task(reward).reward)
     file, _, name = reward.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"reward {reward}: there is no file {path.absolute()}")
+    path = Path(file).absolute()
     spec = importlib.util.spec_from_file_location(f"reward_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"reward {reward}: {path.absolute()} is no Python file: name one that ends in .py")
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"reward {reward}: {path} is no Python file: write `path/file.py:function`, or the name of a built-in task")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's module raises on import
-        raise ConfigError(f"reward {reward}: importing {path.absolute()} failed:\n{traceback.format_exc()}") from error
+    except Exception as error:  # whatever a user's module raises
+        raise ConfigError(f"reward {reward}: importing {path} failed:\n{_traceback()}") from error
     function: object = vars(module).get(name)
     if not callable(function):
-        raise ConfigError(f"reward {reward}: {path.absolute()} has no function {name}")
+        raise ConfigError(f"reward {reward}: {path} has no function {name}")
     return cast(RewardFunction, function)
 
 
-def compute(function: RewardFunction, prompt: Sequence[int], answer: Sequence[int], reference: Reference) -> float | tuple[FailureReason, str]:
-    """The reward, or why there is none and what to tell about it."""
+def compute(
+    function: RewardFunction, prompt: Sequence[int], answer: Sequence[int], reference: Reference
+) -> tuple[float] | tuple[FailureReason, str]:
+    """The reward, or why there is none."""
     try:
         value: object = function(prompt, answer, reference)
-    except Exception:  # whatever a user's function raises is the outcome
-        return "raised", traceback.format_exc()
-    # numpy's numbers and the like know how to become a float; text does, too, but a reward of "1" is a mistake.
-    if isinstance(value, (str, bytes)) or value is None:
-        return "not_a_number", f"the reward function returned {value!r} of type {type(value).__name__}: return a float"
+    except Exception:  # noqa: BLE001 - whatever a user's function raises is the outcome
+        return "raised", _traceback()
+    # Text knows how to become a float, too, but a reward of "1" is a mistake.
+    if isinstance(value, str | bytes | bytearray):
+        return _not_a_number(value)
     try:
-        number = float(cast(float, value))
+        number = float(cast(SupportsFloat, value))
     except (TypeError, ValueError):
-        return "not_a_number", f"the reward function returned {value!r:.200} of type {type(value).__name__}: return a float"
-    return number if math.isfinite(number) else ("not_finite", f"the reward function returned {number}: return a finite number")
+        return _not_a_number(value)
+    return (number,) if math.isfinite(number) else ("not_finite", f"the reward function returned {number}: return a finite number")
+
+
+def _not_a_number(value: object) -> tuple[FailureReason, str]:
+    return "not_a_number", f"the reward function returned {value!r:.200}, of type {type(value).__name__}: return a float"
+
+
+def _traceback() -> str:
+    return traceback.format_exc()[-MAX_DETAIL:]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The worker's life: `arguments` are the socket's descriptor, the parent's process id and the reward."""
-    descriptor, parent, reward = int(arguments[0]), int(arguments[1]), arguments[2]
+    """The worker's life. `arguments`: the socket's descriptor, the parent's process id, the reward, and cores to run on (or "")."""
+    descriptor, parent, reward, cores = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     _die_with(parent)
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    os.set_inheritable(descriptor, False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with socket.socket(fileno=descriptor) as channel:
         try:
             function = load_reward(reward)
         except ConfigError as error:
-            channel.sendall(msgpack.packb([READY, str(error)]))
+            channel.sendall(msgpack.packb([FAILED, str(error)]))
             return 1
-        channel.sendall(msgpack.packb([READY, ""]))
+        channel.sendall(msgpack.packb([READY]))
         _serve(channel, function)
     return 0
 
 
 def _serve(channel: socket.socket, function: RewardFunction) -> None:
-    unpacker = msgpack.Unpacker(use_list=False)
+    # The parent bounds what is in flight; a limit here would be a second one to keep in step with it.
+    groups = msgpack.Unpacker(use_list=False, max_buffer_size=0)
     while data := channel.recv(_RECEIVE_BYTES):
-        unpacker.feed(data)
-        for number, prompt, answer, reference in unpacker:
-            # One message a reward, at once: what is the first without an answer is what runs, so it is the one that is late.
-            channel.sendall(msgpack.packb([number, compute(function, prompt, answer, reference)]))
+        groups.feed(data)
+        for number, prompt, answers, reference in groups:
+            for answer in answers:
+                outcome = compute(function, prompt, answer, reference)
+                # A message after each answer: the first without one is the one that runs, so that is the one that is late.
+                channel.sendall(msgpack.packb([number, *outcome]))
+                if len(outcome) > 1:
+                    break
 
 
 def _die_with(parent: int) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from bus.entry import Entry
 from bus.events import (
+    Event,
     KillRequested,
     ReplicaAdded,
     ReplicaAsleep,
@@ -149,6 +150,27 @@ class Replicas:
         key = (name, epoch)
         if not self.is_lost(name, epoch) and key not in self.killing and key not in self.exited:
             self.to_kill.setdefault(key, reason)
+
+    def decide(self) -> Event | None:
+        """The next loss to declare, or incarnation to kill."""
+        for name, epoch in self.exited:
+            return ReplicaLost(replica=name, epoch=epoch)
+        for (name, epoch), reason in self.to_kill.items():
+            return KillRequested(replica=name, epoch=epoch, reason=reason)
+        return None
+
+    def any_added(self) -> bool:
+        """Some replica has its engine up."""
+        return any(replica.state != "starting" for replica in self.by_name.values())
+
+    def all_settled(self, configured: tuple[str, ...]) -> bool:
+        """Every configured replica has its engine up, or will not come."""
+        up = {replica.name for replica in self.by_name.values() if replica.state != "starting"}
+        return all(name in up or name in self.given_up for name in configured)
+
+    def all_given_up(self, configured: tuple[str, ...]) -> bool:
+        """Every configured replica is lost, and none will be restarted."""
+        return not self.by_name and all(name in self.given_up for name in configured)
 
     def wakeable(self) -> dict[str, int]:
         """Hybrids that could be woken now: added, asleep, of use. Name -> epoch."""

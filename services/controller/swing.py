@@ -35,7 +35,7 @@ from bus.events import (
     YieldRequested,
 )
 from bus.requests import Outcome, Requests
-from services.controller.replicas import Replicas
+from services.controller.replicas import Incarnation, Replicas
 
 Phase = Literal["yield", "wake", "open", "rollback", "cut", "abort", "sleep", "reload", "busy", "done"]
 
@@ -169,22 +169,22 @@ class Swing:
             return SwitchRejected(request=self.request, swing=self.id, reason="replica_failed")
         return SwitchDone(swing=self.id, target=self.started.target, replicas=self.awake)
 
-    def deadlines(self, limits: Deadlines, replicas: Replicas) -> list[Deadline]:
-        """What this phase must bring by when. Those on trainer and rollouter are only reported."""
+    def deadlines(self, limits: Deadlines, replicas: Replicas) -> list[tuple[Deadline, Incarnation | None]]:
+        """What this phase must bring by when, and which replica is late if it does not; None: trainer or rollouter, only reported."""
         match self.phase:
             case "wake":
-                late = [(name, epoch) for name, epoch in self.to_wake.items() if not self._settled(name, epoch, replicas)]
-                return self._act("wake", late, limits.wake_s)
+                late = {name: epoch for name, epoch in self.to_wake.items() if not self._settled(name, epoch, replicas)}
+                return self._on_replicas(late, limits.wake_s)
             case "abort":
                 owing = dict.fromkeys(self.at_cut.values())
-                return self._act("abort", [(name, self.woken[name]) for name in owing], limits.abort_s)
+                return self._on_replicas({name: self.woken[name] for name in owing}, limits.abort_s)
             case "sleep":
-                late = [(name, epoch) for name, epoch in self.woken.items() if not replicas.is_off_devices(name, epoch)]
-                return self._act("sleep", late, limits.sleep_s)
+                late = {name: epoch for name, epoch in self.woken.items() if not replicas.is_off_devices(name, epoch)}
+                return self._on_replicas(late, limits.sleep_s)
             case "busy" | "done":
                 return []
             case _:
-                return [Deadline(f"{self.phase}:{self.id}", limits.service_s)]
+                return [(Deadline(f"{self.phase}:{self.id}", limits.service_s), None)]
 
-    def _act(self, phase: str, late: list[tuple[str, int]], seconds: float) -> list[Deadline]:
-        return [Deadline(f"{phase}:{self.id}:{name}:{epoch}", seconds) for name, epoch in late]
+    def _on_replicas(self, late: dict[str, int], seconds: float) -> list[tuple[Deadline, Incarnation | None]]:
+        return [(Deadline(f"{self.phase}:{self.id}:{name}:{epoch}", seconds), (name, epoch)) for name, epoch in late.items()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 
-from bus.errors import ConfigError
 from services.entry import context_for, run_main
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
 
@@ -40,8 +39,8 @@ class ThreadHandle:
     def terminate(self) -> None:
         """A thread cannot be told anything; the process ends with the main one."""
 
-    def kill(self) -> None:
-        raise ConfigError(f"{self._spec.source} must be killed, which cannot be done to a thread: run it without --in-process")
+    def kill(self) -> bool:
+        return False
 
     def _run(self) -> None:
         self._code = 1

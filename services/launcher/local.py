@@ -69,9 +69,10 @@ class LocalHandle:
         if self._process.returncode is None:
             os.kill(self.pid, signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         if self._process.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
+        return True
 
     def _has_exited(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

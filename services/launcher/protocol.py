@@ -48,8 +48,8 @@ class Handle(Protocol):
     def terminate(self) -> None:
         """Asks it to end in order. Does nothing once it has ended."""
 
-    def kill(self) -> None:
-        """Ends it and everything it started, now. Does nothing once it has ended. Raises ConfigError where that is not possible."""
+    def kill(self) -> bool:
+        """Ends it and everything it started, now; nothing is done once it has ended. False: this kind cannot be killed."""
 
 
 class Launcher(Protocol):

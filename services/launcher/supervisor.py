@@ -1,6 +1,6 @@
 """Looks after the services of a run from its plan to its end.
 
-    spawn ▸ [ read the log ▸ kill what KillRequested names ▸ verified exits: ServiceLost ▸ restart after a pause ]* ▸ RunEnded ▸ end leftovers
+    spawn ▸ [ read the log ▸ kill what KillRequested names ▸ verified exits: ServiceLost ▸ restart, later ]* ▸ RunEnded ▸ end leftovers
 
     Ctrl-C ─▶ StopRequested ─▶ the cores end the run in order        again, or `stop_s` later ─▶ every process group is killed
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from bus.entry import Draft, Entry, Producer
-from bus.errors import LogError
 from bus.events import Event, KillRequested, PolicyAttached, RunEnded, RunPlanned, ServiceLost, ServiceStarted, StopRequested
 from bus.log import Log
 from services.config import SupervisorConfig
@@ -43,13 +42,9 @@ IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 Watch = Callable[[Sequence[Entry]], None]
 
 
-class StopNow(BaseException):
-    """The user asked a second time: everything ends at once. No `except Exception` may hold it up."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `reason` is that of RunEnded, or `killed`, `controller_lost`, `not_stopped`: then the log has no RunEnded."""
+    """How a run ended. `reason` is that of RunEnded, or `controller_lost`, `not_stopped`, …: then the log has no RunEnded."""
 
     reason: str
     detail: str = ""
@@ -80,7 +75,7 @@ class Child:
 
 @dataclass
 class Supervisor:
-    """Runs one run. `watch` gets every entry; `clock` is monotonic, in seconds."""
+    """Runs one run. `watch` gets every entry; `clock` is monotonic, in seconds. Within `with`: at its end nobody is left behind."""
 
     place: RunPlace
     log: Log
@@ -92,6 +87,8 @@ class Supervisor:
     children: dict[str, Child] = field(default_factory=dict)
     position: int = 0
     ended: RunEnded | None = None
+    stop_asked: str = ""
+    """Why the run is to end in order; set by whoever asks, also by a signal handler, and heard by the loop."""
     _stop_by: float | None = None
     _failure: Outcome | None = None
 
@@ -99,29 +96,21 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Nobody is left behind, whatever happened."""
         self.kill_all()
 
     def run(self, services: Sequence[ServiceSpec]) -> Outcome:
-        """Starts the services and returns when the run has ended and they have. Raises LogError, StopNow; then call `kill_all`."""
+        """Starts the services and returns when the run has ended and they have. Raises LogError."""
         for spec in services:
             self.children[spec.source] = Child(spec, Restarts(self.config))
             self._spawn(self.children[spec.source])
         while self.ended is None and self._failure is None:
             self._read(BLOCK_MS)
             self._look_after_children()
-            if self._stop_by is not None and self.clock() > self._stop_by and self.ended is None:
-                self._failure = Outcome("not_stopped", f"asked to stop, it did not end within {self.config.stop_s:g} s (supervisor.stop_s)")
+            self._stop_if_asked()
         if self.ended is None:
             assert self._failure is not None
             return self._failure
         return Outcome(self.ended.reason, self.ended.detail, self._finish())
-
-    def stop(self, reason: str) -> None:
-        """Asks the run to end in order."""
-        if self._stop_by is None and self.ended is None:
-            self._stop_by = self.clock() + self.config.stop_s
-            self._append(StopRequested(reason=reason), 0)
 
     def kill_all(self) -> list[str]:
         """Kills every service that runs, with its group, and waits until they are gone; returns those that are not."""
@@ -129,6 +118,15 @@ class Supervisor:
             if child.handle is not None and child.handle.poll() is None:
                 child.handle.kill()
         return self._wait_for_exits(KILL_S)
+
+    def _stop_if_asked(self) -> None:
+        if not self.stop_asked or self.ended is not None:
+            return
+        if self._stop_by is None:
+            self._stop_by = self.clock() + self.config.stop_s
+            self._append(StopRequested(reason=self.stop_asked), 0)
+        elif self.clock() > self._stop_by:
+            self._failure = Outcome("not_stopped", f"asked to stop, it did not end within {self.config.stop_s:g} s (supervisor.stop_s)")
 
     # --- the log -----------------------------------------------------------------------------------------------------------------
 
@@ -166,7 +164,8 @@ class Supervisor:
         if child is not None and child.handle is not None and child.epoch == event.epoch:
             logger.warning("killing: service=%s epoch=%d reason=%s", child.spec.source, event.epoch, event.reason)
             child.cause = position
-            child.handle.kill()
+            if not child.handle.kill():
+                self._failure = Outcome("not_killable", f"{child.spec.source} must be killed ({event.reason}): run it without --in-process")
 
     def _append(self, event: Event, cause: int) -> None:
         self.log.append(SUPERVISOR, [Draft(event, derived=False, cause=cause, at=self.wall_clock())])
@@ -252,6 +251,3 @@ def services_of(plan: RunPlanned) -> list[ServiceSpec]:
 
 def _exit_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-__all__ = ["Child", "LogError", "Outcome", "StopNow", "Supervisor", "services_of"]

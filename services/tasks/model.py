@@ -43,7 +43,7 @@ _MAX_GRAD_NORM = 1.0
 class ModelShape:
     """A Qwen2 with tied embeddings."""
 
-    hidden_size: int = 64
+    hidden_size: int = 96
     intermediate_size: int = 256
     num_layers: int = 2
     num_heads: int = 4

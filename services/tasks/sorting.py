@@ -1,34 +1,45 @@
-"""Sort digits: short prompts, answers as long as their prompts, a reward that knows how far an answer is right.
+"""Sort digits: prompts of uneven length, answers as long as their prompts, a reward that looks at every digit.
 
-The demonstrations come from a careless teacher, who now and then takes another of the digits left than the smallest. Imitation can
-therefore reach no more than the teacher's score; what reinforcement learning adds is to do better than the teacher.
+The demonstrations come from teachers who disagree and are careless: most of them sort downwards, and now and then each takes any of the
+digits that are left. So imitation teaches what an answer looks like and how to keep count, but scores low, at every temperature; that
+upwards is right, and that care pays, can only be learned from the reward.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
+from bus.errors import ConfigError
 from services.tasks.protocol import Prompt, SpecialTokens
 
 _SPECIAL = SpecialTokens(pad=0, bos=1, eos=2, sep=3)
 _FIRST_DIGIT = 4
 _DIGITS = 10
-_VOCAB_SIZE = 16
+_SPARE_TOKENS = 8
+"""How much longer than a right answer one may get; it then is of no use, but shows that the end was missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SortingTask:
-    """Sort `min_digits` to `max_digits` digits; the teacher errs with probability `carelessness` at each digit."""
+    """Sort `min_digits` to `max_digits` digits; short prompts are more frequent than long ones, so that generation has a tail."""
 
-    min_digits: int = 6
-    max_digits: int = 28
-    carelessness: float = 0.15
+    min_digits: int = 4
+    max_digits: int = 40
+    downwards: float = 0.7
+    """Share of the teachers who sort downwards."""
+    carelessness: float = 0.1
+    """Probability that a teacher takes any digit that is left, not the one that is next."""
     name: str = "sorting"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_digits <= self.max_digits:
+            raise ConfigError(f"min_digits is {self.min_digits}, max_digits {self.max_digits}: 1 <= min_digits <= max_digits is needed")
 
     @property
     def vocab_size(self) -> int:
-        return _VOCAB_SIZE
+        return 16
 
     @property
     def special(self) -> SpecialTokens:
@@ -40,32 +51,45 @@ class SortingTask:
 
     @property
     def max_response_length(self) -> int:
-        return self.max_digits + 8
+        return self.max_digits + _SPARE_TOKENS
 
     def prompt(self, index: int, seed: int) -> Prompt:
+        """`bos`, the digits, `sep`; the reference is the digits upwards, `eos`."""
         return self._draw(random.Random(f"sorting plan {seed} {index}"))
 
     def demonstration(self, index: int, seed: int) -> tuple[Prompt, tuple[int, ...]]:
-        rng = random.Random(f"sorting lesson {seed} {index}")
-        prompt = self._draw(rng)
+        """A prompt as drawn for the plan, and what one of the teachers answers."""
+        source = random.Random(f"sorting lesson {seed} {index}")
+        prompt = self._draw(source)
         left = list(prompt.reference[:-1])
+        following = -1 if source.random() < self.downwards else 0
         answer = []
         while left:
-            careless = rng.random() < self.carelessness
-            answer.append(left.pop(int(rng.random() * len(left)) if careless else 0))
+            careless = source.random() < self.carelessness
+            answer.append(left.pop(int(source.random() * len(left)) if careless else following))
         return prompt, (*answer, _SPECIAL.eos)
 
     def reward(self, prompt: tuple[int, ...], answer: tuple[int, ...], reference: tuple[int, ...]) -> float:
-        """The share of `reference` that the answer has right before its first mistake."""
-        right = 0
-        for given, wanted in zip(answer, reference, strict=False):
-            if given != wanted:
-                break
-            right += 1
-        return right / len(reference)
+        """Right tokens of the answer, as a share of its own or the reference's tokens, whichever are more.
 
-    def _draw(self, rng: random.Random) -> Prompt:
-        # Only random() keeps its sequence across Python versions.
-        length = self.min_digits + int(rng.random() * (self.max_digits - self.min_digits + 1))
-        digits = [_FIRST_DIGIT + int(rng.random() * _DIGITS) for _ in range(length)]
+        A token is right if it is the smallest digit that is left, given the tokens before it, or `eos` when none is. So a mistake costs
+        itself only, and 1 is the reward of the reference alone.
+        """
+        left = Counter(reference[:-1])
+        smallest = iter(reference)
+        following = next(smallest)
+        right = 0
+        for token in answer:
+            right += token == following
+            if token == _SPECIAL.eos:
+                break
+            left[token] -= 1
+            while following != _SPECIAL.eos and left[following] <= 0:
+                following = next(smallest)
+        return right / max(len(answer), len(reference))
+
+    def _draw(self, source: random.Random) -> Prompt:
+        # Only random() gives the same sequence in every version of Python.
+        length = self.min_digits + int(source.random() ** 2 * (self.max_digits - self.min_digits + 1))
+        digits = [_FIRST_DIGIT + int(source.random() * _DIGITS) for _ in range(length)]
         return Prompt((_SPECIAL.bos, *digits, _SPECIAL.sep), (*sorted(digits), _SPECIAL.eos))

@@ -62,14 +62,28 @@ def in_thread(action: Callable[[], Sequence[Entry]]) -> tuple[threading.Thread, 
     return thread, outcome
 
 
+def clients(server: Connection) -> list[dict[bytes, bytes]]:
+    """What the server knows of its clients."""
+    lines = cast(bytes, server.call("CLIENT", "LIST")).splitlines()
+    return [dict(word.partition(b"=")[::2] for word in line.split()) for line in lines]
+
+
+def client_ids(server: Connection) -> list[bytes]:
+    return [client[b"id"] for client in clients(server)]
+
+
 def blocked_client(server: Connection) -> bytes:
     """Id of the one client that waits in XREAD, as soon as there is one."""
     while True:
-        clients = cast(bytes, server.call("CLIENT", "LIST")).splitlines()
-        for client in clients:
-            facts = dict(word.partition(b"=")[::2] for word in client.split())
-            if facts[b"cmd"] == b"xread" and b"b" in facts[b"flags"]:
-                return facts[b"id"]
+        for client in clients(server):
+            if client[b"cmd"] == b"xread" and b"b" in client[b"flags"]:
+                return client[b"id"]
+
+
+def restore(backup: Path, folder: Path) -> None:
+    """A stopped server's files are exchanged for older ones."""
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
 
 
 def script_arguments(mode: str, log_id: str, source: str = "operator", client: str = "c", body: bytes = b"\x80") -> list[Argument]:
@@ -213,6 +227,15 @@ def test_a_log_that_was_written_by_hand_takes_no_more_entries(world: RedisWorld)
     assert world.server.call("XLEN", world.keys.log) == 2
 
 
+def test_a_log_whose_newest_entry_was_exchanged_takes_no_more_entries(world: RedisWorld) -> None:
+    log = world.client()
+    world.server.call("DEL", world.keys.log)
+    world.server.call("XADD", world.keys.log, "1-0", *(part for pair in FIELDS.items() for part in pair))
+    with pytest.raises(LogChanged, match="or is not as it was written"):
+        log.append(OPERATOR, steps(1, 1))
+    assert world.server.call("XLEN", world.keys.log) == 1
+
+
 def test_an_inbox_that_is_ahead_of_its_log_takes_no_more_entries_and_neither_does_the_log(world: RedisWorld) -> None:
     log = world.client()
     world.server.call("XADD", world.keys.inbox("a0"), "9-0", "kind", "StepDone")
@@ -277,7 +300,9 @@ def test_a_blocked_reader_survives_a_restart_of_the_server(own_server: EmbeddedS
         writer.append(OPERATOR, steps(1, 1))
         assert positions(reader.read(0, 10)) == [1, 2]
         thread, outcome = in_thread(lambda: reader.read(2, 10, LONG_BLOCK_MS))
-        blocked_client(Connection(own_server.url))
+        server = Connection(own_server.url)
+        blocked_client(server)
+        server.close()
         own_server.close()
         own_server.start()
         assert writer.append(OPERATOR, steps(2, 2)) == 3
@@ -297,8 +322,7 @@ def test_a_server_that_comes_back_with_an_older_log_is_noticed_by_reader_and_wri
         assert positions(reader.read(0, 10)) == [1, 2, 3, 4]
         thread, outcome = in_thread(lambda: reader.read(4, 10, LONG_BLOCK_MS))
         own_server.close()
-        shutil.rmtree(folder)
-        shutil.copytree(tmp_path / "backup", folder)
+        restore(tmp_path / "backup", folder)
         own_server.start()
         thread.join()
         (error,) = outcome
@@ -308,20 +332,34 @@ def test_a_server_that_comes_back_with_an_older_log_is_noticed_by_reader_and_wri
             writer.append(OPERATOR, steps(4, 1))
 
 
-def test_after_a_reconnect_the_entry_at_the_readers_position_is_compared(world: RedisWorld) -> None:
-    log, writer = world.client(), world.client()
-    world.save()
-    writer.append(OPERATOR, steps(1, 1))
-    assert positions(log.read(0, 10)) == [1, 2]
-    thread, outcome = in_thread(lambda: log.read(2, 10, LONG_BLOCK_MS))
-    killed = blocked_client(world.server)
-    world.restore()
-    world.client().append(OPERATOR, steps(9, 1))
-    world.server.call("CLIENT", "KILL", "ID", killed)
-    thread.join()
-    (error,) = outcome
-    assert isinstance(error, LogChanged)
-    assert "entry 2 has chain" in str(error)
+def test_after_a_reconnect_the_entry_at_the_readers_position_is_compared_first(
+    own_server: EmbeddedServer, run: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "server" / "appendonlydir"
+    RedisLog.create(own_server.url, plan(run), at=1).close()
+    own_server.close()
+    shutil.copytree(folder, tmp_path / "beginning")
+    own_server.start()
+    with RedisLog.open(own_server.url, run) as log:
+        log.append(OPERATOR, steps(1, 3))
+        assert positions(log.read(0, 10)) == [1, 2, 3, 4]
+        own_server.close()
+        restore(tmp_path / "beginning", folder)
+        own_server.start()
+        with RedisLog.open(own_server.url, run) as other:
+            other.append(OPERATOR, steps(11, 6))
+        with pytest.raises(LogChanged, match=r"entry 4 has chain .* rolled back and went on differently"):
+            log.read(4, 10)
+
+
+def test_an_idle_reader_keeps_its_connection(own_server: EmbeddedServer, run: str) -> None:
+    server = Connection(own_server.url)
+    with RedisLog.create(own_server.url, plan(run), at=1) as log:
+        assert log.read(1, 10, 1) == []
+        before = client_ids(server)
+        assert log.read(1, 10, 1500) == []
+        assert client_ids(server) == before
+    server.close()
 
 
 def test_a_server_that_stays_away_is_given_up_after_the_patience(own_server: EmbeddedServer, run: str) -> None:

@@ -21,6 +21,7 @@ from bus.events import (
     SampleReady,
     ServiceStarted,
     StepDone,
+    SwitchStarted,
     WeightsPublished,
 )
 from bus.host import Host, rebuild
@@ -223,14 +224,12 @@ class OtherRollouter(RollouterCore):
 
 
 class OtherController(ControllerCore):
-    """The controller after a change of code: it gives back a sample later."""
+    """The controller after a change of code: it gives the devices back a sample later, if another one can come."""
 
-    def _why_return(self, lent):  # type: ignore[no-untyped-def]
-        lent.give_back_at += 1
-        try:
-            return super()._why_return(lent)
-        finally:
-            lent.give_back_at -= 1
+    def decide(self) -> Event | None:
+        event = super().decide()
+        early = isinstance(event, SwitchStarted) and event.reason == "give_back" and self.books.in_flight
+        return None if early and len(self.books.ready) % 2 == 0 else event
 
 
 class OtherTrainer(TrainerCore):

@@ -1,0 +1,139 @@
+"""The commands and their options. Nothing else is imported before one of them runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Replay = Callable[[Sequence[str]], int]
+"""Runs a `swingshift replay` command, which lies above the services; returns its exit status."""
+
+Settings = Annotated[list[str], typer.Option("--set", metavar="a.b=c", help="Overrides a setting, the value in YAML; may be repeated.")]
+Redis = Annotated[str | None, typer.Option(metavar="URL", help="Server of the log, as redis://HOST:PORT or unix:///PATH. Also: REDIS_URL.")]
+Named = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its folder.")]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the folders of runs are.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Configuration, such as examples/demo.yaml.")]
+RUNS = Path("runs")
+
+
+def build_app(replay: Replay) -> typer.Typer:
+    """The whole command line."""
+    app = typer.Typer(help="Asynchronous RL over one log, lending idle trainer devices.", no_args_is_help=True, add_completion=False)
+    _add_run(app, replay)
+    _add_services(app)
+    _add_looks(app)
+    _add_policy(app)
+
+    @app.command(
+        "replay",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+        help="Recorded runs: check them, look at them. See `swingshift replay --help`.",
+    )
+    def replay_command(context: typer.Context) -> None:
+        raise typer.Exit(replay(context.args))
+
+    return app
+
+
+def _add_run(app: typer.Typer, replay: Replay) -> None:
+    @app.command()
+    def run(
+        config: ConfigFile,
+        settings: Settings = [],  # noqa: B006
+        redis: Redis = None,
+        run_id: Annotated[str | None, typer.Option("--run", metavar="ID", help="Id of the new run; unset: from name and time.")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+        in_process: Annotated[bool, typer.Option("--in-process", help="All services as threads of this process, for a debugger.")] = False,
+        verify: Annotated[bool, typer.Option(help="Verify the recording at the end.")] = True,
+    ) -> None:
+        """Run everything on this machine under one supervisor: trainer, rollouter, replicas, controller, policy, archiver."""
+        from services.cli.run import dry_run_command, run_command
+
+        if dry_run:
+            dry_run_command(config, settings, run_id)
+        else:
+            run_command(config, settings, redis, run_id, replay if verify else None, in_process=in_process)
+
+    @app.command()
+    def plan(
+        config: ConfigFile,
+        run_id: Annotated[str, typer.Option("--run", metavar="ID", help="Id of the new run.")],
+        settings: Settings = [],  # noqa: B006
+        redis: Redis = None,
+    ) -> None:
+        """Only make the log, the folder and the initial model of a run whose services are started one by one (`serve`)."""
+        from services.cli.run import plan_command
+
+        plan_command(config, settings, redis, run_id)
+
+
+def _add_services(app: typer.Typer) -> None:
+    @app.command()
+    def serve(
+        service: Annotated[str, typer.Argument(help="trainer, rollouter, replica, controller, policy, archiver or monitor")],
+        run_id: Annotated[str, typer.Option("--run", metavar="ID", help="Id of a run that was planned (`swingshift plan`).")],
+        redis: Redis = None,
+        name: Annotated[str | None, typer.Option(help="Which replica of the plan: s0, s1, … or h0, h1, …")] = None,
+        runs: Runs = RUNS,
+        wait_s: Annotated[float, typer.Option("--wait-s", min=0, help="How long to wait for the run's log to be there.")] = 300.0,
+    ) -> None:
+        """Run one service against a shared server. Never makes a log: `swingshift plan` and `swingshift run` do."""
+        from services.cli.serve import serve_command
+
+        serve_command(service, run_id, redis, name, runs, wait_s)
+
+
+def _add_looks(app: typer.Typer) -> None:
+    @app.command()
+    def status(run: Named, redis: Redis = None, runs: Runs = RUNS) -> None:
+        """Say how a run is doing: steps, samples, who holds the devices, who is alive."""
+        from services.cli.status import status_command
+
+        status_command(run, redis, runs)
+
+    @app.command()
+    def tail(
+        run: Named,
+        redis: Redis = None,
+        runs: Runs = RUNS,
+        follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+        kind: Annotated[list[str], typer.Option(help="Only entries of this kind; may be repeated.")] = [],  # noqa: B006
+        number: Annotated[int, typer.Option("--number", "-n", min=0, help="How many of the newest entries.")] = 20,
+    ) -> None:
+        """Print the newest entries of a run's log."""
+        from services.cli.tail import tail_command
+
+        tail_command(run, redis, runs, kind, number, follow=follow)
+
+    @app.command()
+    def stop(run: Named, redis: Redis = None, runs: Runs = RUNS) -> None:
+        """Ask a run to end in order: the batch in training is finished and published."""
+        from services.cli.stop import stop_command
+
+        stop_command(run, redis, runs)
+
+    @app.command("runs")
+    def list_runs(redis: Redis = None, runs: Runs = RUNS) -> None:
+        """List the runs that have a folder here, and those on the server."""
+        from services.cli.runs import runs_command
+
+        runs_command(redis, runs)
+
+
+def _add_policy(app: typer.Typer) -> None:
+    policy = typer.Typer(help="Policies: when to swing.", no_args_is_help=True)
+    app.add_typer(policy, name="policy")
+
+    @policy.callback()
+    def group() -> None:
+        """Policies: when to swing."""
+
+    @policy.command()
+    def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="Recorded decisions, in JSON.")]) -> None:
+        """Compare recorded decisions with what the policies decide here. Exit status 1 names the first difference."""
+        from services.cli.policy import check_command
+
+        check_command(file)

@@ -1,0 +1,22 @@
+"""What we raise on purpose is told to the user in one message, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from bus.errors import ConfigError, LogMissing, ServerError, SwingshiftError
+
+FAILED, MISTAKEN, INTERRUPTED = 1, 2, 130
+
+
+@contextmanager
+def mistakes_explained() -> Iterator[None]:
+    """Exit status 2 for what the user can put right, 1 for other errors of ours."""
+    try:
+        yield
+    except SwingshiftError as error:
+        typer.echo(f"swingshift: {error}", err=True)
+        raise typer.Exit(MISTAKEN if isinstance(error, ConfigError | LogMissing | ServerError) else FAILED) from error

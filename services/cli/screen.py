@@ -1,0 +1,1 @@
+"""What `swingshift run` shows: the warm start, then the live view."""

@@ -1,0 +1,57 @@
+"""`swingshift serve SERVICE`: one service against a shared server."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import typer
+
+from bus.errors import ConfigError, LogMissing, LogUnavailable, ServerError
+from bus.redis_log import RedisLog
+from bus.server import folder_url, named_server
+from services.cli.mistakes import mistakes_explained
+from services.entry import SERVICES, run_service
+from services.launcher.folders import SERVER
+
+MONITOR = "monitor"
+POLL_S = 0.5
+SAY_EVERY_S = 10.0
+
+
+def serve_command(service: str, run: str, redis: str | None, name: str | None, runs: Path, wait_s: float) -> None:
+    """Runs the service until the run has ended; the process's exit status is the service's."""
+    with mistakes_explained():
+        if service not in (*SERVICES, MONITOR):
+            raise ConfigError(f"there is no service {service!r}: name one of {', '.join((*SERVICES, MONITOR))}")
+        folder = runs / run
+        url = named_server(redis, os.environ) or folder_url(folder / SERVER)
+        if url is None:
+            raise ConfigError(f"which server has the log of run {run}? Name it with --redis URL or REDIS_URL")
+        wait_for_log(url, run, wait_s)
+        if service == MONITOR:
+            from services.cli.watch import watch_command
+
+            watch_command(url, run, folder)
+            return
+        code = run_service(service, url, run, folder, name)
+    raise typer.Exit(code)
+
+
+def wait_for_log(url: str, run: str, wait_s: float) -> None:
+    """Returns once the log is there. Raises LogMissing or ServerError when it is not in time."""
+    began = time.monotonic()
+    said = began - SAY_EVERY_S
+    while True:
+        try:
+            RedisLog.open(url, run, patience_s=POLL_S).close()
+            return
+        except (LogMissing, ServerError, LogUnavailable) as error:
+            now = time.monotonic()
+            if now - began >= wait_s:
+                raise type(error)(f"{error} (waited {wait_s:g} s; `swingshift plan` makes the log)") from error
+            if now - said >= SAY_EVERY_S:
+                typer.echo(f"waiting for run {run}, at most {wait_s - (now - began):.0f} s more: {error}", err=True)
+                said = now
+        time.sleep(POLL_S)

@@ -1,0 +1,77 @@
+"""Where the entries of a run that the user named come from: the server that has it, else its recording."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from bus.connection import Connection
+from bus.entry import Entry
+from bus.errors import ConfigError, LogMissing, ServerError
+from bus.recording import FILE_NAME, Recording
+from bus.redis_log import RedisLog
+from services.launcher.folders import FoundRun, find_run
+
+
+class Source(Protocol):
+    """Entries of one run, to be read only."""
+
+    def last_position(self) -> int:
+        """Position of the newest entry."""
+
+    def read(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Entry]:
+        """Entries after a position, waiting for them where that makes sense."""
+
+
+class Recorded:
+    """A recording as a `Source`."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def last_position(self) -> int:
+        return self._recording.last_position()
+
+    def read(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Entry]:
+        return list(self._recording.entries(after + 1, after + limit))
+
+
+def find(named: str, runs: Path, redis: str | None) -> FoundRun:
+    """The run that the user named. Raises ConfigError."""
+    return find_run(named, runs, redis, os.environ)
+
+
+@contextmanager
+def open_source(found: FoundRun) -> Iterator[Source]:
+    """The run's log; without a server that has it, its recording. Raises ConfigError, LogMissing, ServerError when there is neither."""
+    recorded = (found.folder / FILE_NAME).is_file()
+    if found.url is None and not recorded:
+        raise ConfigError(
+            f"run {found.run} has no server that is known and no recording in {found.folder}: name its server with --redis URL"
+        )
+    log = None
+    if found.url is not None:
+        try:
+            log = RedisLog.open(found.url, found.run)
+        except (LogMissing, ServerError):
+            if not recorded:
+                raise
+    if log is not None:
+        with log:
+            yield log
+        return
+    with Recording.open(found.folder) as recording:
+        yield Recorded(recording)
+
+
+def server_of(found: FoundRun) -> Connection | None:
+    """A connection to the run's server, None when there is none."""
+    return None if found.url is None else Connection(found.url)
+
+
+def first_readable(source: Source, wanted: int) -> int:
+    """The position to read after, so that the first entry read is `wanted` or the oldest there is after it."""
+    return max(0, min(wanted - 1, source.last_position()))

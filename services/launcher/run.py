@@ -1,0 +1,173 @@
+"""`swingshift run` from a configuration to an ended run.
+
+configuration ▸ folder ▸ initial model ▸ server ▸ log with the plan ▸ supervisor ▸ summary.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bus.entry import Entry
+from bus.errors import ConfigError, GapError, LogError, LogMissing
+from bus.events import RunPlanned
+from bus.log import Log
+from bus.recording import Recording
+from bus.redis_log import RedisLog
+from bus.server import server
+from services.config import RunConfig
+from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, shm_folder, write_info
+from services.launcher.in_process import ThreadLauncher
+from services.launcher.interrupts import Interrupts, StopNow
+from services.launcher.local import LocalLauncher
+from services.launcher.prepare import WarmStartStep, with_model
+from services.launcher.protocol import Launcher, RunPlace
+from services.launcher.supervisor import Outcome, Supervisor, services_of
+from services.logs import log_to_file
+from services.plan import plan_run
+
+logger = logging.getLogger(__name__)
+
+READ_LIMIT = 512
+
+Summarise = Callable[[Sequence[Entry]], Mapping[str, object]]
+
+
+class Screen(Protocol):
+    """What shows the user how a run is doing."""
+
+    def warm_start(self, step: WarmStartStep) -> None:
+        """The built-in model is being made."""
+
+    def begin(self, plan: RunPlanned, place: RunPlace) -> None:
+        """The log is there, services start."""
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """New entries."""
+
+    def end(self) -> None:
+        """Nothing more will come; called once, however the run ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """An ended run. `summary` is None when not even its log could be read."""
+
+    run: str
+    folder: Path
+    outcome: Outcome
+    summary: Mapping[str, object] | None
+
+
+def plan_in_folder(config: RunConfig, run: str, screen: Screen) -> tuple[RunPlanned, Path]:
+    """Makes the run's folder and the initial model; returns the plan and the folder. Raises ConfigError and leaves nothing then."""
+    plan_run(config, run)  # mistakes are told before the warm start, not after it
+    folder = make_run_folder(config.folder, run)
+    try:
+        plan = plan_run(with_model(config, config.folder / MODELS, screen.warm_start), run)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return plan, folder
+
+
+def refuse_known_run(url: str | None, run: str) -> None:
+    """Raises ConfigError when a server that the user named has a log of this run already."""
+    if url is None:
+        return
+    try:
+        RedisLog.open(url, run).close()
+    except LogMissing:
+        return
+    raise ConfigError(f"there is a run {run!r} on that server already: choose another id with --run")
+
+
+def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summarise: Summarise, *, in_process: bool = False) -> RunResult:
+    """Runs a whole run. `named`: URL of a server, None for an embedded one. Raises ConfigError, ServerError before anything was started."""
+    with Interrupts() as interrupts:
+        refuse_known_run(named, run_id)
+        plan, folder = plan_in_folder(config, run_id, screen)
+        with server(named, folder / SERVER) as url, RedisLog.create(url, plan, time.time_ns()) as log:
+            place = RunPlace(url, run_id, folder)
+            write_info(folder, run_id, named, json.loads(plan.config))
+            log_to_file(place.log_file("supervisor"))
+            screen.begin(plan, place)
+            try:
+                outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process)
+            finally:
+                screen.end()
+                shutil.rmtree(shm_folder(run_id), ignore_errors=True)
+            return RunResult(run_id, folder, outcome, write_summary(log, folder, summarise))
+
+
+def supervise(
+    log: Log, place: RunPlace, plan: RunPlanned, config: RunConfig, screen: Screen, interrupts: Interrupts, *, in_process: bool
+) -> Outcome:
+    """Runs the services to their end. A lost log, or an impatient user, is an outcome, too; nobody is left behind."""
+    launcher: Launcher = ThreadLauncher(place) if in_process else LocalLauncher(place)
+    supervisor = Supervisor(place, log, launcher, config.supervisor, screen.take)
+
+    def ask() -> None:
+        supervisor.stop_asked = "interrupted"
+
+    interrupts.ask = ask
+    try:
+        with supervisor:
+            return supervisor.run(services_of(plan))
+    except StopNow:
+        return Outcome("killed", "interrupted twice")
+    except LogError as error:
+        logger.exception("the log was lost: run=%s", place.run)
+        return Outcome("log_lost", str(error))
+
+
+def write_summary(log: Log, folder: Path, summarise: Summarise) -> Mapping[str, object] | None:
+    """Summarises the whole log and writes summary.json; None when there is nothing to be read."""
+    entries = whole_log(log, folder)
+    if not entries:
+        return None
+    summary = {**summarise(entries), "last_position": entries[-1].position, "last_chain": entries[-1].chain}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def whole_log(log: Log | None, folder: Path) -> list[Entry]:
+    """All entries, from the log, else from the recording; empty when there is neither."""
+    if log is not None:
+        try:
+            return list(read_all(log))
+        except GapError:
+            logger.info("the log was trimmed, reading the recording: folder=%s", folder)
+        except LogError:
+            logger.exception("the log cannot be read: folder=%s", folder)
+    try:
+        with Recording.open(folder) as recording:
+            return list(recording.entries())
+    except ConfigError:
+        return []
+
+
+def read_all(log: Log) -> Iterator[Entry]:
+    """Entries from 1 to the end as it is now."""
+    position, last = 0, log.last_position()
+    while position < last:
+        entries = log.read(position, READ_LIMIT)
+        if not entries:
+            return
+        yield from entries
+        position = entries[-1].position
+
+
+def plan_only(config: RunConfig, run_id: str, url: str, screen: Screen) -> Path:
+    """Makes folder, model and log of a run whose services are started one by one (`swingshift plan`); returns the folder."""
+    refuse_known_run(url, run_id)
+    plan, folder = plan_in_folder(config, run_id, screen)
+    RedisLog.create(url, plan, time.time_ns()).close()
+    write_info(folder, run_id, url, json.loads(plan.config))
+    return folder
