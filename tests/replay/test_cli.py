@@ -86,7 +86,10 @@ def test_verify_prints_as_many_differences_as_asked_for(folder: Path) -> None:
 def test_a_folder_that_is_no_recording_ends_with_2_and_one_line(tmp_path: Path, command: str) -> None:
     result = invoke(command, tmp_path)
     assert result.exit_code == 2
-    assert result.output == f"swingshift replay: {tmp_path} is no recording: it has no events.sqlite. Name the folder of a run, such as runs/RUN\n"
+    assert (
+        result.output
+        == f"swingshift replay: {tmp_path} is no recording: it has no events.sqlite. Name the folder of a run, such as runs/RUN\n"
+    )
 
 
 def test_a_broken_summary_ends_with_2_and_its_name(folder: Path) -> None:

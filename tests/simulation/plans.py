@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from bus.events import Deadlines, RunPlanned
@@ -19,27 +19,29 @@ ARROWS = (
 
 @dataclass
 class Faults:
-    """Chances of things going wrong, and how many crashes there may be."""
+    """Chances of things going wrong, and how many crashes there may be; by default nothing does."""
 
-    crashes: int
-    crash_chance: float
-    aimed: dict[str, int]
+    crashes: int = 0
+    crash_chance: float = 0.0
+    aimed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many more of it until somebody is killed right after its append."""
-    reply_lost: float
-    answer_error: float
-    engine_fails: float
-    engine_hangs: float
-    reward_fails: float
-    filtered: float
-    duplicate: float
-    swap_policy: float
-    stop: float
-    deadline: float
-    other_code: float
-    unsupervised: bool
+    reply_lost: float = 0.0
+    answer_error: float = 0.0
+    engine_fails: float = 0.0
+    engine_hangs: float = 0.0
+    engine_script: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(replica, during) -> `fail` or `hang`: what its engine does the next time."""
+    reward_fails: float = 0.0
+    filtered: float = 0.0
+    duplicate: float = 0.0
+    swap_policy: float = 0.0
+    stop: float = 0.0
+    deadline: float = 0.0
+    other_code: float = 0.0
+    unsupervised: bool = False
     """Restarts may come before the loss was noticed, as on a cluster."""
-    torn_checkpoint: float
-    restarts: int
+    torn_checkpoint: float = 0.0
+    restarts: int = 20
     """Restarts of one replica before it is given up."""
 
 

@@ -113,11 +113,12 @@ class SimReplica:
         if self.state == "failed":
             return True
         faults, random = self.world.faults, self.world.random
-        if random.random() < faults.engine_fails:
+        scripted = faults.engine_script.pop((self.name, during), None)
+        if scripted == "fail" or random.random() < faults.engine_fails:
             self.state = "failed"
             self.say(ReplicaFailed(replica=self.name, during=during, error="scripted"), cause=cause)
             return True
-        if random.random() < faults.engine_hangs:
+        if scripted == "hang" or random.random() < faults.engine_hangs:
             self.hung = True
             return True
         return False

@@ -12,13 +12,14 @@ from bus.events import (
     PolicyAttached,
     RebalanceRequested,
     RunEnded,
+    RunPlanned,
     ServiceLost,
     StopRequested,
 )
 from bus.memory_log import MemoryLog, MemoryStore
 from services.policy.core import PolicyCore
 from tests.simulation.log import Crash, FaultyLog
-from tests.simulation.plans import POLICIES, draw_faults, draw_plan
+from tests.simulation.plans import POLICIES, Faults, draw_faults, draw_plan
 from tests.simulation.replicas import SimReplica
 from tests.simulation.restless import make_policy
 from tests.simulation.services import CODE, OTHER_CODE, SimController, SimPolicy, SimService, make_service
@@ -33,10 +34,11 @@ Action = Callable[[], None]
 class World:
     """Everything of one simulated run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, plan: RunPlanned | None = None, faults: Faults | None = None) -> None:
         self.random = Random(seed)
-        self.plan = draw_plan(self.random, f"sim-{seed}")
-        self.faults = draw_faults(self.random)
+        drawn_plan, drawn_faults = draw_plan(self.random, f"sim-{seed}"), draw_faults(self.random)
+        self.plan = plan or drawn_plan
+        self.faults = faults or drawn_faults
         self.store = MemoryStore.create(self.plan, at=0)
         self.disk: dict[str, str] = {}
         self.ticks = 0

@@ -1,0 +1,106 @@
+"""C-35 to C-37: who gets the next request, and how many there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bus.entry import Entry
+from bus.events import (
+    BlobRef,
+    Event,
+    GenerationFinished,
+    GenerationRequested,
+    ReplicaAdded,
+    ReplicaAwake,
+    ReplicaLost,
+    RoutesOpened,
+    ServiceStarted,
+    WeightsApplied,
+)
+from bus.requests import Requests
+from services.rollouter.routes import Routes
+
+BLOB = BlobRef(name="answer", num_bytes=1, digest="0")
+
+
+class Story:
+    """Tells a fold what happened."""
+
+    def __init__(self) -> None:
+        self.requests = Requests()
+        self.routes = Routes(self.requests)
+        self.position = 0
+
+    def tell(self, event: Event, source: str = "rollouter", epoch: int = 1) -> None:
+        self.position += 1
+        entry = Entry(self.position, source, epoch, False, 0, 0, "", event)
+        self.requests.apply(entry)
+        self.routes.apply(entry)
+
+    def start(self, name: str, hybrid: bool = False, epoch: int = 1, slots: int = 4) -> None:
+        role = "hybrid" if hybrid else "standalone"
+        source = f"replica:{name}"
+        self.tell(ServiceStarted.model_validate({"code": "", "role": role}), source, epoch)
+        self.tell(ReplicaAdded.model_validate({"replica": name, "role": role, "slots": slots, "seconds": 0.0}), source, epoch)
+        if hybrid:
+            self.tell(ReplicaAwake(replica=name, swing=1, version=0, revision=0, seconds=0.0), source, epoch)
+        else:
+            self.tell(WeightsApplied(replica=name, version=0, revision=0, seconds=0.0), source, epoch)
+
+    def request(self, number: int) -> str:
+        route = self.routes.choose(number)
+        assert route is not None
+        self.tell(
+            GenerationRequested(
+                request=f"{number}.0", attempt=1, replica=route.name, epoch=route.epoch, swing=0, sample=number, answer=0, max_new_tokens=4
+            )
+        )
+        return route.name
+
+    def finish(self, number: int, replica: str, epoch: int = 1) -> None:
+        finished = GenerationFinished(
+            request=f"{number}.0", attempt=1, replica=replica, outcome="stop", num_tokens=1, version_spans=((0, 1),), blob=BLOB
+        )
+        self.tell(finished, f"replica:{replica}", epoch)
+
+
+def test_c35_one_request_at_a_time_fans_out_evenly() -> None:
+    story = Story()
+    for name in ("s0", "s1", "s2", "s3"):
+        story.start(name)
+    chosen: Counter[str] = Counter()
+    for number in range(40):
+        name = story.request(number)
+        chosen[name] += 1
+        story.finish(number, name)
+    assert chosen == {"s0": 10, "s1": 10, "s2": 10, "s3": 10}
+
+
+def test_c36_counts_are_exact_across_remove_and_add() -> None:
+    story = Story()
+    story.start("s0")
+    for number in range(3):
+        assert story.request(number) == "s0"
+    story.tell(ReplicaLost(replica="s0", epoch=1), "controller")
+    assert story.requests.load("s0") == 0
+    story.start("s0", epoch=2)
+    story.request(3)
+    assert story.requests.load("s0") == 1
+    for number in range(3):
+        story.finish(number, "s0", epoch=1)
+    assert story.requests.load("s0") == 1, "a late release counted against the new incarnation"
+    story.finish(3, "s0", epoch=2)
+    assert story.requests.load("s0") == 0
+
+
+def test_c37_two_standalone_and_two_hybrids_are_four() -> None:
+    story = Story()
+    for name in ("s0", "s1"):
+        story.start(name)
+    for name in ("h0", "h1"):
+        story.start(name, hybrid=True)
+    assert story.routes.free_slots() == 2 * 4, "hybrids count before their routes are open"
+    story.tell(RoutesOpened(swing=1, replicas=("h0", "h1")))
+    story.tell(RoutesOpened(swing=1, replicas=("h0", "h1")))
+    assert story.routes.free_slots() == 4 * 4
+    assert [route.name for route in story.routes.by_name.values() if not route.hybrid] == ["s0", "s1"]
