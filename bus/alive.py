@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import cast
 
@@ -27,12 +28,18 @@ RENEWALS_PER_TTL = 3
 class Alive:
     """Keeps the sign of life of one incarnation while the `with` block runs."""
 
-    def __init__(self, url: str, run: str, service: str, epoch: int, ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self, url: str, run: str, service: str, epoch: int, ttl_s: float = TTL_S, on_lapse: Callable[[], None] | None = None
+    ) -> None:
+        """`on_lapse` is called, in the renewing thread, when the sign could not be renewed for all of `ttl_s`: then others take this
+        incarnation for gone."""
         self._connection = Connection(url, answer_s=ttl_s / RENEWALS_PER_TTL)
         self._key = Keys(run).alive(service)
         self._service = service
         self._epoch = epoch
         self._ttl_s = ttl_s
+        self._on_lapse = on_lapse
+        self._renewed = time.monotonic()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_ending, name=f"alive-{service}", daemon=True)
 
@@ -51,11 +58,14 @@ class Alive:
     def _renew_until_ending(self) -> None:
         while not self._ending.wait(self._ttl_s / RENEWALS_PER_TTL):
             self._renew(self._ttl_s)
+            if self._on_lapse is not None and time.monotonic() - self._renewed > self._ttl_s:
+                self._on_lapse()
 
     def _renew(self, ttl_s: float) -> None:
         """One try: the next one comes soon, and the service itself finds out on its own what a lost server means to it."""
         try:
             self._connection.run(RENEW, [self._key], [self._epoch, round(ttl_s * 1000)])
+            self._renewed = time.monotonic()
         except (LogUnavailable, ServerError) as error:
             logger.warning("sign of life not renewed: service=%s epoch=%d error=%s", self._service, self._epoch, error)
 

@@ -14,6 +14,7 @@ from math import floor
 
 from bus.events import (
     BatchFormed,
+    BlobRef,
     Event,
     PromptsExhausted,
     RunPlanned,
@@ -34,6 +35,7 @@ class ReadySample:
     sample: int
     num_tokens: int
     oldest_version: int
+    blob: BlobRef
 
 
 class Books:
@@ -115,7 +117,7 @@ class Books:
                 self.started = max(self.started, event.sample + 1)
             case SampleReady():
                 if self.in_flight.pop(event.sample, 0) is None:
-                    self.ready[event.sample] = ReadySample(event.sample, event.num_tokens, event.oldest_version)
+                    self.ready[event.sample] = ReadySample(event.sample, event.num_tokens, event.oldest_version, event.blob)
             case SampleDropped():
                 self._drop(event)
             case BatchFormed():

@@ -5,6 +5,7 @@ Only validated models are encoded, so a body holds str, int, float, bool, None, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from bus.errors import CodecError, EntryTooLarge
 from bus.events import KINDS, Event
+
+logger = logging.getLogger(__name__)
 
 WARN_BYTES = 16 * 1024
 MAX_BYTES = 256 * 1024
@@ -24,11 +27,13 @@ UPCASTERS: dict[tuple[str, int], Callable[[Body], Body]] = {}
 
 def encode(event: Event) -> bytes:
     """The event's body. Raises EntryTooLarge over 256 KiB: large data belongs into a blob."""
-    body: bytes = msgpack.packb(event.__dict__ if _is_flat(event) else event.model_dump())
+    body: bytes = msgpack.packb(event.__dict__, default=_fields)
     if len(body) > MAX_BYTES:
         raise EntryTooLarge(
             f"a {event.kind} has a body of {len(body)} bytes, the limit is {MAX_BYTES}: put the data into a blob and carry its name"
         )
+    if len(body) > WARN_BYTES:
+        logger.warning("large entry: kind=%s bytes=%d limit=%d; large data belongs into a blob", event.kind, len(body), MAX_BYTES)
     return body
 
 
@@ -48,6 +53,10 @@ def decode(kind: str, version: int, body: bytes) -> Event:
         raise CodecError(f"the body of a {kind} (schema {version}, {len(body)} bytes) cannot be read: {error}") from error
 
 
-def _is_flat(event: Event) -> bool:
-    """True when no field is a model itself, so that the slower recursive dump is not needed."""
-    return not any(isinstance(value, BaseModel) for value in event.__dict__.values())
+def _fields(part: object) -> Body:
+    """The fields of a model within an event."""
+    if isinstance(part, BaseModel):
+        return part.__dict__
+    raise CodecError(
+        f"an event holds a {type(part).__name__}: only str, int, float, bool, None, lists and string-keyed dicts can be written"
+    )

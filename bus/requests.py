@@ -1,7 +1,7 @@
 """Generation requests without an outcome, folded from the log; rollouter and controller share this fold.
 
-Natural key of a request: (request, attempt). Its one outcome is the first of: `GenerationFinished`, or `lost` because the incarnation it was
-sent to is gone (`ServiceStarted` of a higher epoch, or `ReplicaLost`), also when the request lands in the log after that.
+Natural key of a request: (request, attempt). Its one outcome is the first of: `GenerationFinished`, or `lost` because the incarnation it
+was sent to is gone (`ServiceStarted` of a higher epoch, or `ReplicaLost`), also when the request lands in the log after that.
 """
 
 from __future__ import annotations

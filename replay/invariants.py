@@ -1,10 +1,13 @@
 """What must hold at every position of every log, checked by a fold of its own that shares no code with the cores.
 
-- A batch is formed only under a grant with the devices home.           - At most one swing runs, and each ends in SwitchDone or SwitchRejected.
-- Nothing is routed to a hybrid between RoutesCut and RoutesOpened.     - No replica that was woken is on the devices at ReloadRequested.
+- A batch is formed only under a grant with the devices home.
+- At most one swing runs, and each ends in SwitchDone or SwitchRejected.
+- Nothing is routed to a hybrid between RoutesCut and RoutesOpened.
+- No replica that was woken is on the devices at ReloadRequested.
 - Neither TrainGranted nor SwitchStarted(answers) comes before the publication; no boundary has two answers.
-- A hybrid is woken with the newest published version.                  - Versions never go back.
-- Every sample is in exactly one place (a second outcome of one key counts for nobody); none is trained twice or after it was dropped; what is outstanding stays within the limit.
+- A hybrid is woken with the newest published version; versions never go back.
+- Every sample is in exactly one place (a second outcome of one key counts for nobody); none is trained twice or after it was dropped;
+  what is outstanding stays within the limit.
 """
 
 from __future__ import annotations
@@ -204,7 +207,8 @@ class Invariants:
         broken = []
         if self._swing is not None:
             broken.append(f"the run ended while swing {self._swing} runs")
-        assert self.plan is not None and self.ended is not None
+        assert self.plan is not None
+        assert self.ended is not None
         if self.ended.reason == "prompts_exhausted" and (self._counts["ready"] or self._counts["in flight"]):
             broken.append(f"the prompts are exhausted and {self._counts} samples were not accounted for")
         return broken

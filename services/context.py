@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from services.engines.protocol import Engine
     from services.learner.protocol import Learner
 
+logger = logging.getLogger(__name__)
+
 REPLICA = "replica"
+LAPSED = 5
+"""Exit code of a replica whose lease has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class ServiceContext:
     """The run's folder, absolute."""
     code: str
     """Digest of the code that decides in this service."""
+    supervised: bool = True
+    """A supervisor says who is gone; under `swingshift serve` nobody does, and the controller looks for signs of life."""
     in_process: bool = False
     """All services are threads of one process: no signals, no affinity, nobody can be killed."""
 
@@ -81,7 +88,8 @@ class ServiceContext:
 
     def alive(self, epoch: int) -> Alive:
         """The sign of life of this incarnation."""
-        return Alive(self.url, self.run, self.source, epoch)
+        holds_a_lease = self.service == REPLICA and not self.supervised
+        return Alive(self.url, self.run, self.source, epoch, on_lapse=end_at_once if holds_a_lease else None)
 
     def make_learner(self, offloaded: bool = False) -> Learner:
         """The learner with the initial weights. Raises ConfigError for a model that cannot be used."""
@@ -114,6 +122,12 @@ class ServiceContext:
         return ScriptedEngine(engine_config(self.config, self.plan), script)
 
 
+def end_at_once() -> None:
+    """The end of a replica that nobody can see any more: its devices will be given to others, so it must be gone by then."""
+    logger.critical("no sign of life could be given for its whole time to live: ending")
+    os._exit(LAPSED)
+
+
 def read_plan(url: str, run: str) -> RunPlanned:
     """The plan of a run, from its log. Raises LogMissing, ServerError, ConfigError."""
     with RedisLog.open(url, run) as log:
@@ -128,7 +142,7 @@ def read_plan(url: str, run: str) -> RunPlanned:
 
 
 def make_context(
-    url: str, plan: RunPlanned, service: str, name: str, folder: Path, code: str, *, in_process: bool = False
+    url: str, plan: RunPlanned, service: str, name: str, folder: Path, code: str, *, supervised: bool = True, in_process: bool = False
 ) -> ServiceContext:
     """The context of one service of a planned run. Raises ConfigError for a replica that is not in the plan."""
     known = plan.standalone + plan.hybrid
@@ -136,4 +150,4 @@ def make_context(
         raise ConfigError(f"run {plan.run} has no replica {name or 'without a name'!r}: name one of {', '.join(known)} with --name")
     if service != REPLICA and name:
         raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
-    return ServiceContext(url, plan.run, service, name, plan, config_of(plan), folder.absolute(), code, in_process)
+    return ServiceContext(url, plan.run, service, name, plan, config_of(plan), folder.absolute(), code, supervised, in_process)

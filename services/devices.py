@@ -39,8 +39,8 @@ def is_cuda(device: str) -> bool:
 
 
 def cores_of(device: str) -> tuple[int, ...]:
-    """The cores of a CPU device."""
-    return tuple(int(core) for core in device.split(","))
+    """The cores of a CPU device, none for the empty one."""
+    return tuple(int(core) for core in device.split(",") if core)
 
 
 def assign_devices(config: RunConfig, machine: Machine) -> dict[str, str]:

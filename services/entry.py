@@ -1,4 +1,4 @@
-"""Where the process of one service begins: pins it to its device, then imports the service, which may take torch along.
+"""Where the process of one service begins: imports the service, which may take torch along, pins it to its device, and runs it.
 
     REDIS_URL=URL python -m services.entry SERVICE --run ID [--folder DIR] [--name NAME]
 
@@ -20,6 +20,7 @@ from typing import Protocol, cast
 
 from bus.errors import ConfigError, Fenced, SwingshiftError
 from services.code import service_code
+from services.config import SCRIPTED
 from services.context import ServiceContext, make_context, read_plan
 from services.devices import CUDA, cores_of, is_cuda
 from services.logs import log_to_stderr
@@ -30,6 +31,8 @@ SERVICES = ("trainer", "rollouter", "replica", "controller", "policy", "archiver
 ENDED, FAILED, MISTAKEN, FENCED = 0, 1, 2, 3
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Read once, when the libraries are loaded."""
+HEAVY = {"trainer": "services.learner.hf", "replica": "services.engines.embedded"}
+"""What a service with a model will load: on all cores, before it is pinned, for that takes seconds."""
 
 
 class ServiceModule(Protocol):
@@ -38,12 +41,12 @@ class ServiceModule(Protocol):
     main: Callable[[ServiceContext], None]
 
 
-def run_service(service: str, url: str, run: str, folder: Path | None = None, name: str | None = None) -> int:
+def run_service(service: str, url: str, run: str, folder: Path | None = None, name: str | None = None, *, supervised: bool = True) -> int:
     """Runs one service in this process until the run ends; returns the exit code."""
     log_to_stderr()
     try:
-        context = context_for(service, url, run, folder, name)
-        pin(context.device)
+        context = context_for(service, url, run, folder, name, supervised=supervised)
+        set_threads(context.device)
         return run_main(context)
     except ConfigError as error:
         logger.error("cannot start: service=%s run=%s error=%s", service, run, error)
@@ -53,13 +56,15 @@ def run_service(service: str, url: str, run: str, folder: Path | None = None, na
         return FAILED
 
 
-def context_for(service: str, url: str, run: str, folder: Path | None, name: str | None, *, in_process: bool = False) -> ServiceContext:
+def context_for(
+    service: str, url: str, run: str, folder: Path | None, name: str | None, *, supervised: bool = True, in_process: bool = False
+) -> ServiceContext:
     """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
     if service not in SERVICES:
         raise ConfigError(f"there is no service {service!r}: name one of {', '.join(SERVICES)}")
     plan = read_plan(url, run)
     code = code_of(service, plan.policy)
-    context = make_context(url, plan, service, name or "", folder or Path("runs") / run, code, in_process=in_process)
+    context = make_context(url, plan, service, name or "", folder or Path("runs") / run, code, supervised=supervised, in_process=in_process)
     context.folder.mkdir(parents=True, exist_ok=True)
     return context
 
@@ -76,22 +81,26 @@ def policy_module(name: str) -> str:
     return type(create(name, {})).__module__
 
 
-def pin(device: str) -> None:
-    """Binds this process, and all threads it will start, to its device. Raises ConfigError for one that is not here."""
+def set_threads(device: str) -> None:
+    """What libraries read when they are loaded: how many threads to have, which GPUs there are."""
     if is_cuda(device):
         os.environ["CUDA_VISIBLE_DEVICES"] = device.replace(CUDA, "")
-        return
-    cores = cores_of(device) if device else ()
-    if cores:
-        try:
-            os.sched_setaffinity(0, cores)
-        except OSError as error:
-            there = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-            raise ConfigError(
-                f"the plan puts this service on the cores {device}, this machine has {there}: plan the run with `devices: unpinned`, "
-                "or name cores that every machine has"
-            ) from error
-    os.environ.update(dict.fromkeys(THREADS, str(max(1, len(cores)))))
+    else:
+        os.environ.update(dict.fromkeys(THREADS, str(max(1, len(cores_of(device))))))
+
+
+def pin(device: str) -> None:
+    """Binds all threads of this process, and those they will start, to the cores of its device. Raises ConfigError without them."""
+    cores = () if is_cuda(device) else cores_of(device)
+    there = os.sched_getaffinity(0)
+    missing = [core for core in cores if core not in there]
+    if missing:
+        raise ConfigError(
+            f"the plan puts this service on the cores {device}, here are only {', '.join(map(str, sorted(there)))}: "
+            "plan the run with `devices: unpinned`, or name cores that every machine has"
+        )
+    for thread in Path("/proc/self/task").iterdir() if cores else ():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def run_main(context: ServiceContext) -> int:
@@ -99,13 +108,19 @@ def run_main(context: ServiceContext) -> int:
     source = context.source
     try:
         module = cast(ServiceModule, importlib.import_module(f"services.{context.service}.shell"))
+        if context.service in HEAVY and context.config.model.path != SCRIPTED:
+            importlib.import_module(HEAVY[context.service])
         if not context.in_process:
+            pin(context.device)
             _end_on_signals()
         device = context.device or "any"
         logger.info("service starts: service=%s run=%s pid=%d device=%s code=%s", source, context.run, os.getpid(), device, context.code)
         module.main(context)
     except _terminated():
         logger.info("service was told to end: service=%s", source)
+    except ConfigError as error:
+        logger.error("service cannot run: service=%s error=%s", source, error)
+        return MISTAKEN
     except Fenced as error:
         logger.warning("service was fenced: service=%s error=%s", source, error)
         return FENCED

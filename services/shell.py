@@ -44,14 +44,14 @@ class Terminated(Exception):
 class Performer(Protocol):
     """Performs what a core lists as outstanding. Called from the shell's main thread; posts outcomes from wherever it likes."""
 
-    def recovered(self, shell: Shell) -> None:
-        """The core's state is rebuilt; `shell.post` may be used from here on."""
+    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
+        """The core's state is rebuilt from `entries`; `shell.post` may be used from here on."""
 
     def prepare(self, events: Sequence[Event]) -> None:
         """These decisions are about to be appended: write what they name."""
 
-    def look(self) -> None:
-        """The core has taken an entry: begin what is outstanding and not begun yet."""
+    def look(self, entry: Entry | None) -> None:
+        """The core has taken an entry (None: it has just recovered): begin what is outstanding and not begun yet."""
 
     def close(self) -> None:
         """End threads and processes."""
@@ -60,11 +60,11 @@ class Performer(Protocol):
 class Idle:
     """The performer of a service that only decides."""
 
-    def recovered(self, shell: Shell) -> None: ...
+    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None: ...
 
     def prepare(self, events: Sequence[Event]) -> None: ...
 
-    def look(self) -> None: ...
+    def look(self, entry: Entry | None) -> None: ...
 
     def close(self) -> None: ...
 
@@ -131,9 +131,9 @@ class Shell:
             if entry.derived and entry.source == self.core.source:
                 self.host.decided_at[entry.event.kind] = entry.position
         logger.info("recovered: position=%d seconds=%.3f epoch=%d", self.position, time.monotonic() - began, self.host.producer.epoch)
-        self._performer.recovered(self)
+        self._performer.recovered(self, entries)
         self.host.decide(self.position)
-        self._performer.look()
+        self._performer.look(None)
 
     def _read(self) -> None:
         try:
@@ -144,7 +144,7 @@ class Shell:
                 if entries:
                     position = entries[-1].position
                     self._mailbox.put(entries)
-        except BaseException as error:  # the main thread must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.fail(error)
 
     def _serve(self) -> None:
@@ -166,7 +166,7 @@ class Shell:
             self.host.take(entry)
             self.position = entry.position
             self._ended = self._ended or isinstance(entry.event, RunEnded)
-            self._performer.look()
+            self._performer.look(entry)
 
     def _watch_deadlines(self) -> None:
         """Arms what the core names, disarms what it no longer names, and says what has passed."""

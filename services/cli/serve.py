@@ -35,7 +35,7 @@ def serve_command(service: str, run: str, redis: str | None, name: str | None, r
 
             watch_command(url, run, folder)
             return
-        code = run_service(service, url, run, folder, name)
+        code = run_service(service, url, run, folder, name, supervised=False)
     raise typer.Exit(code)
 
 

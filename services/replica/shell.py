@@ -51,6 +51,8 @@ from services.weights import load_weights
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+KILLED = 4
+"""Exit code after a KillRequested."""
 END_WINDOW = 64
 """Entries at the end of the log among which RunEnded is looked for; little follows it."""
 DRAIN_S = 30.0
@@ -117,11 +119,20 @@ class Replica:
             log = self._context.open_log()
             while not self._ending.is_set():
                 entries = log.read_inbox(self._name, position, READ_LIMIT, BLOCK_MS)
+                self._obey_kill(entries)
                 if entries:
                     position = entries[-1].position
                     self._mailbox.put(entries)
-        except BaseException as error:  # the main thread must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self._mailbox.put(error)
+
+    def _obey_kill(self, entries: Sequence[Entry]) -> None:
+        """Ends the process from the reading thread: the main one may hang in the engine, which is why somebody wants it gone."""
+        for entry in entries:
+            event = entry.event
+            if isinstance(event, KillRequested) and event.epoch == self._producer.epoch and not self._context.in_process:
+                logger.error("killed on request: reason=%s", event.reason)
+                os._exit(KILLED)
 
     def _watch_run(self, position: int) -> None:
         """The end of the run is not in the inbox: it is found at the end of the log, once in a while."""
@@ -134,7 +145,7 @@ class Replica:
                 if ended:
                     self._mailbox.put(ended)
                     return
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             self._mailbox.put(error)
 
     def _poll_engine(self) -> None:
@@ -143,7 +154,7 @@ class Replica:
                 outputs = self._engine.poll(POLL_S)
                 if outputs:
                     self._mailbox.put(outputs)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             self._mailbox.put(error)
 
     # --- the main thread ---------------------------------------------------------------------------------------------------------
@@ -172,8 +183,6 @@ class Replica:
                 self._run_ended = True
             case GenerationRequested():
                 self._generate(event, position)
-            case KillRequested(epoch=epoch) if epoch == self._producer.epoch:
-                logger.error("asked to be killed: reason=%s; waiting for the supervisor", event.reason)
             case AbortRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:
                 self._try("abort", position, lambda: self._abort(event))
             case WakeRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:

@@ -1,8 +1,8 @@
-"""Which replicas may get requests, and which one gets the next. A fold of the replicas' own words and of the routes that were opened and cut.
+"""Which replicas may get requests, and which one gets the next: a fold of the replicas' own words and of routes opened and cut.
 
-A replica is routable when it is added, alive, has weights, is not updating, was not caught refusing or failing, and, if hybrid, its route is
-open. Among those with a free slot the least loaded (requests per slot) gets the next request; ties rotate by request number, so that low
-load spreads, too.
+A replica is routable when it is added, alive, has weights, is not updating, was not caught refusing or failing, and, if hybrid, its
+route is open. Among those with a free slot the least loaded (requests per slot) gets the next request; ties rotate by request number, so
+that low load spreads, too.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Routes:
         return any(route.can_serve for route in self.by_name.values())
 
     def moves(self, waiting: int) -> list[tuple[str, tuple[str, ...]]]:
-        """What rebalancing aborts: of each overloaded replica the newest requests above the even share; `waiting` ones fill free slots first.
+        """What rebalancing aborts: of each overloaded replica the newest requests above the even share, `waiting` ones counted in.
 
         Nothing is moved that would not find a free slot below the even share elsewhere (C-41).
         """

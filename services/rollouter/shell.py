@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from bus.blobs import get_blob, put_blob
+from bus.entry import Entry
 from bus.errors import EngineError
 from bus.events import BlobRef, Event, GenerationRequested, SampleDropped, SampleReady
 from bus.log import Blobs
@@ -50,7 +51,7 @@ class RollouterPerformer:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._collect, name="scoring", daemon=True)
 
-    def recovered(self, shell: Shell) -> None:
+    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
         self._shell = shell
         self._rewards.start()
         self._thread.start()
@@ -65,7 +66,7 @@ class RollouterPerformer:
                 self._written.pop(event.sample, None)
                 self._blobs.delete([prompt_blob(event.sample)])
 
-    def look(self) -> None:
+    def look(self, entry: Entry | None) -> None:
         self._remove_payloads()
         outstanding = self._core.outstanding()
         self._begun = {request.sample: None for request in outstanding if isinstance(request, Score) and request.sample in self._begun}
@@ -116,7 +117,7 @@ class RollouterPerformer:
                     facts += self._outcome(sample, rewards)
                 if facts:
                     self._shell.post(facts)
-        except BaseException as error:  # the main thread must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self._shell.fail(error)
 
     def _outcome(self, sample: int, rewards: Sequence[float] | RewardFailure) -> Facts:

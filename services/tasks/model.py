@@ -1,7 +1,7 @@
 """A small model made on the spot, and its warm start: from nothing to a Hugging Face folder that reinforcement learning can improve.
 
-    ModelShape, seed ──make_model──▶ folder ──warm_start: imitate the task's demonstrations──▶ folder
-                       prepare_model does both once and keeps the result under a digest of everything it depends on
+ModelShape, seed ──make_model──▶ folder ──warm_start: imitate the task's demonstrations──▶ folder
+                   prepare_model does both once and keeps the result under a digest of everything it depends on
 """
 
 from __future__ import annotations

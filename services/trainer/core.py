@@ -16,6 +16,7 @@ from bus.core import Deadline, Request
 from bus.entry import Entry
 from bus.events import (
     BatchFormed,
+    BlobRef,
     CheckpointRequested,
     CheckpointSaved,
     DevicesReloaded,
@@ -24,6 +25,7 @@ from bus.events import (
     ReloadRequested,
     RunEnded,
     SampleDropped,
+    SampleReady,
     StepDone,
     SwitchStarted,
     TrainGranted,
@@ -90,6 +92,8 @@ class TrainerCore:
         self.checkpoints: list[CheckpointSaved] = []
         self.history: list[BatchFormed] = []
         """Batches after the oldest checkpoint that a restart may use."""
+        self.payloads: dict[int, BlobRef] = {}
+        """Sample -> its payload, of samples that are ready, in a batch, or in `history`."""
         self.publications: dict[int, tuple[int, WeightsPublished]] = {}
         """Version -> (step it was published after, its newest publication), for the same span."""
         self._asked = False
@@ -109,6 +113,10 @@ class TrainerCore:
         event = entry.event
         self.books.apply(event)
         match event:
+            case SampleReady():
+                self.payloads.setdefault(event.sample, event.blob)
+            case SampleDropped():
+                self.payloads.pop(event.sample, None)
             case TrainGranted():
                 self.granted = True
                 self._asked = False
@@ -165,6 +173,9 @@ class TrainerCore:
         self.checkpoints = [*self.checkpoints, event][-KEPT_CHECKPOINTS:]
         if len(self.checkpoints) == KEPT_CHECKPOINTS:
             oldest = self.checkpoints[0]
+            for batch in self.history:
+                if batch.step <= oldest.step:
+                    self.payloads = {sample: blob for sample, blob in self.payloads.items() if sample not in batch.samples}
             self.history = [batch for batch in self.history if batch.step > oldest.step]
             self.publications = {v: kept for v, kept in self.publications.items() if v >= oldest.version}
 

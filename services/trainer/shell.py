@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from bus.blobs import get_blob
 from bus.core import Request
+from bus.entry import Entry
 from bus.errors import CheckpointError, LearnerError
 from bus.events import (
     BatchFormed,
@@ -66,7 +68,7 @@ class TrainerPerformer:
         assert self._shell is not None
         return self._shell
 
-    def recovered(self, shell: Shell) -> None:
+    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
         self._shell = shell
         self._trained = {batch.step: batch.samples for batch in self._core.history}
         self._thread.start()
@@ -74,7 +76,7 @@ class TrainerPerformer:
     def prepare(self, events: Sequence[Event]) -> None:
         pass
 
-    def look(self) -> None:
+    def look(self, entry: Entry | None) -> None:
         self._waiting.look(self._core.is_waiting)
         outstanding = self._core.outstanding()
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}
@@ -93,7 +95,7 @@ class TrainerPerformer:
                 facts = self._perform(request)
                 self.shell.post(facts)
                 self._tidy(request)
-        except BaseException as error:  # the main thread must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.shell.fail(error)
 
     def _perform(self, request: Request) -> Facts:
@@ -159,7 +161,7 @@ class TrainerPerformer:
         )  # fmt: skip
 
     def _groups(self, batch: BatchFormed) -> list[SampleGroup]:
-        return [unpack_group(self._blobs.get(sample_blob(sample))) for sample in batch.samples]
+        return [unpack_group(get_blob(self._blobs, self._core.payloads[sample])) for sample in batch.samples]
 
     # --- after a restart ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class TrainerPerformer:
         learner = self._learner_or_new(offloaded=False)
         step = self._load_newest(learner)
         facts: list[tuple[Event, int]] = []
-        published = {after: weights for after, weights in self._core.publications.values()}
+        published = dict(self._core.publications.values())
         for batch in [batch for batch in self._core.history if step < batch.step <= self._core.books.steps_done]:
             logger.info("redo: step=%d of=%d", batch.step, self._core.books.steps_done)
             learner.train(batch.step, self._groups(batch), batch.micro_batches)
@@ -209,7 +211,7 @@ class TrainerPerformer:
         return facts
 
     def _tidy(self, request: Request) -> None:
-        """Removes what nobody can need any more: weights before the newest two, checkpoints and samples behind the oldest kept checkpoint."""
+        """Removes what nobody can need any more: older weights, and checkpoints and samples behind the oldest kept checkpoint."""
         if isinstance(request, Publish) and self._core.books.publication is not None:
             self._store.retire({self._core.books.publication.uri})
         if isinstance(request, Train):

@@ -21,6 +21,7 @@ from tests.bus.factories import plan, steps
 from tests.conftest import debian_binary, wheel_binary
 
 TLS = Path(__file__).with_name("tls")
+"""A self-signed certificate for localhost and its key, made for these tests and used nowhere else."""
 OPERATOR = Producer("operator", 0)
 BOUND_S = 60.0
 """A wait for another process that fails the test when it takes this long; never reached by a healthy one."""

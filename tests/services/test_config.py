@@ -14,7 +14,6 @@ from bus.errors import ConfigError
 from services.config import RunConfig, ShapeConfig, WarmStartConfig
 from services.config_file import load_config
 
-
 Load = Callable[..., RunConfig]
 
 

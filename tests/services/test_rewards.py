@@ -20,7 +20,7 @@ from services.tasks import get_task
 
 ROOT = Path(__file__).resolve().parents[2]
 
-REWARDS = '''
+REWARDS = """
 import os, signal, subprocess, sys, time
 
 class Number:
@@ -63,7 +63,7 @@ def cores(prompt, answer, reference):
     return float(len(os.sched_getaffinity(0)))
 
 not_callable = 5
-'''
+"""
 
 
 @pytest.fixture

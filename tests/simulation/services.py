@@ -168,7 +168,7 @@ class SimTrainer(SimService):
             if saved.uri in self.world.disk:
                 step, digest = saved.step, self.world.disk[saved.uri]
                 break
-        published = {after: weights for after, weights in self.trainer.publications.values()}
+        published = dict(self.trainer.publications.values())
         for batch in self.trainer.history:
             if step < batch.step <= self.trainer.books.steps_done:
                 assert batch.step == step + 1, f"the redo skips from step {step} to {batch.step}"

@@ -1,0 +1,1 @@
+"""The archiver: copies the log to disk while the run goes on."""
