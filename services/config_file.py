@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
@@ -122,7 +123,8 @@ def _unknown(where: tuple[str | int, ...]) -> str:
     *section, name = (str(part) for part in where)
     known = tuple(_model_at(section).model_fields)
     elsewhere = [path for path in _all_settings(RunConfig) if path.split(".")[-1] == name]
-    guess = elsewhere[0] if elsewhere else ".".join([*section, nearest(name, known)])
+    similar = get_close_matches(name, known, n=1) or [nearest(name, known)]
+    guess = elsewhere[0] if elsewhere else ".".join([*section, similar[0]])
     return f"{'.'.join([*section, name])} is no setting: did you mean {guess}?"
 
 

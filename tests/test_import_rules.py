@@ -155,7 +155,6 @@ def test_an_import_outside_the_allow_list_is_found(line: str) -> None:
         "from bus import entry, events",
         "from services.trainer import core",
         "from services.trainer.core import TrainerCore",
-        "from services.trainer import core",
         "from policies.default import Default",
     ],
 )

@@ -33,7 +33,7 @@ def serve_command(service: str, run: str, redis: str | None, name: str | None, r
         if service == MONITOR:
             from services.cli.watch import watch_command
 
-            watch_command(url, run, folder)
+            watch_command(url, run)
             return
         code = run_service(service, url, run, folder, name, supervised=False)
     raise typer.Exit(code)

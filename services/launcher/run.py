@@ -1,6 +1,6 @@
 """`swingshift run` from a configuration to an ended run.
 
-configuration ▸ folder ▸ initial model ▸ server ▸ log with the plan ▸ supervisor ▸ summary.json
+configuration ▸ folder ▸ initial model ▸ server ▸ log with the plan ▸ supervisor ▸ rest of the recording ▸ summary.json
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bus.entry import Entry
 from bus.errors import ConfigError, GapError, LogError, LogMissing
 from bus.events import RunPlanned
 from bus.log import Log
+from bus.recorder import Recorder
 from bus.recording import Recording
 from bus.redis_log import RedisLog
 from bus.server import server
@@ -103,6 +104,7 @@ def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summa
             finally:
                 screen.end()
                 shutil.rmtree(shm_folder(run_id), ignore_errors=True)
+            complete_recording(log, folder)
             return RunResult(run_id, folder, outcome, write_summary(log, folder, summarise))
 
 
@@ -125,6 +127,16 @@ def supervise(
     except LogError as error:
         logger.exception("the log was lost: run=%s", place.run)
         return Outcome("log_lost", str(error))
+
+
+def complete_recording(log: Log, folder: Path) -> None:
+    """Records what the archiver could not: the last words of others that came after its own, or all since it was killed."""
+    try:
+        with Recorder.open(folder, log.run, log.log_id) as recorder:
+            while entries := log.read(recorder.last_position, READ_LIMIT):
+                recorder.append(entries)
+    except (LogError, ConfigError):
+        logger.exception("the recording stays incomplete: folder=%s", folder)
 
 
 def write_summary(log: Log, folder: Path, summarise: Summarise) -> Mapping[str, object] | None:

@@ -225,7 +225,7 @@ class TrainerCore:
         if self._publication_due():
             cause = self._publish_cause or self._step_position or 1
             requests.append(Publish(f"publish:{books.version + 1}", cause, books.version + 1))
-        if self._checkpoint_due is not None and self._checkpoint_due == books.steps_done and not requests:
+        if self._checkpoint_due == books.steps_done and self.home and not requests:
             requests.append(
                 Checkpoint(f"checkpoint:{books.steps_done}", self._step_position, books.steps_done, books.version, self._step_position)
             )

@@ -63,6 +63,7 @@ def test_an_override_has_the_type_that_yaml_gives_it(load: Load, value: str, wan
             "async_training.stalenes_threshold is no setting: did you mean async_training.staleness_threshold?",
         ),
         ("staleness_threshold=1", "staleness_threshold is no setting: did you mean async_training.staleness_threshold?"),
+        ("rollout.nn=1", "rollout.nn is no setting: did you mean rollout.n?"),
         ("rolout.n=1", "rolout is no setting: did you mean rollout?"),
         ("deadlines.kil_s=1", "deadlines.kil_s is no setting: did you mean deadlines.kill_s?"),
         ("model.warm_start.step=1", "model.warm_start.step is no setting: did you mean model.warm_start.steps?"),

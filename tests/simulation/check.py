@@ -56,6 +56,7 @@ def check_books(entries: list[Entry]) -> None:
     places = list(fold.place.values())
     books = trainer.books
     assert books.trained == places.count("trained"), (books.trained, places)
-    assert len(books.ready) == places.count("ready") and len(books.in_flight) == places.count("in flight")
+    assert len(books.ready) == places.count("ready")
+    assert len(books.in_flight) == places.count("in flight")
     assert sum(books.dropped.values()) == sum(place.startswith("dropped") for place in places)
     assert len(places) == books.started

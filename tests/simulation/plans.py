@@ -9,11 +9,13 @@ from bus.events import Deadlines, RunPlanned
 
 POLICIES = ("default", "fixed_ratio", "static_fully_async", "restless")
 ARROWS = (
-    "BoundaryOpened", "TrainGranted", "WaitSamples", "BatchFormed", "StepDone", "WeightsPublished", "CheckpointSaved", "SwitchRequested",
-    "SwitchStarted", "YieldRequested", "DevicesYielded", "YieldRefused", "WakeRequested", "ReplicaAwake", "OpenRoutesRequested", "RoutesOpened",
-    "SwitchDone", "CutRoutesRequested", "RoutesCut", "AbortRequested", "GenerationFinished", "GenerationRequested", "SleepRequested",
-    "ReplicaAsleep", "ReloadRequested", "DevicesReloaded", "SwitchRejected", "SampleReady", "SampleStarted", "SampleDropped", "PromptsExhausted",
-    "KillRequested", "ReplicaLost", "ReplicaFailed", "WeightUpdateRequested", "WeightsApplied", "PolicyAttached", "ServiceStarted", "DeadlineMissed",
+    "BoundaryOpened", "TrainGranted", "WaitSamples", "BatchFormed", "StepDone", "WeightsPublished", "CheckpointSaved",
+    "SwitchRequested", "SwitchStarted", "YieldRequested", "DevicesYielded", "YieldRefused", "WakeRequested",
+    "ReplicaAwake", "OpenRoutesRequested", "RoutesOpened", "SwitchDone", "CutRoutesRequested", "RoutesCut",
+    "AbortRequested", "GenerationFinished", "GenerationRequested", "SleepRequested", "ReplicaAsleep",
+    "ReloadRequested", "DevicesReloaded", "SwitchRejected", "SampleReady", "SampleStarted", "SampleDropped",
+    "PromptsExhausted", "KillRequested", "ReplicaLost", "ReplicaFailed", "WeightUpdateRequested", "WeightsApplied",
+    "PolicyAttached", "ServiceStarted", "DeadlineMissed",
 )  # fmt: skip
 
 

@@ -109,7 +109,8 @@ class SimRollouter(SimService):
     """Its shell scores."""
 
     def outcome(self, request: Request) -> Facts:
-        assert isinstance(request, Score) and isinstance(self.core, RollouterCore)
+        assert isinstance(request, Score)
+        assert isinstance(self.core, RollouterCore)
         assert all(answer.done and answer.blob is not None for answer in request.answers), "scored before it was complete"
         faults = self.world.faults
         if self.random.random() < faults.reward_fails:

@@ -12,7 +12,7 @@ from bus.codec import encode
 from bus.core import Core
 from bus.entry import Entry
 from bus.events import Event, GenerationRequested, PolicyAttached, ReplicaLost, RoutesCut, SampleDropped, ServiceStarted
-from bus.requests import Requests
+from bus.requests import Outcome, Requests
 from replay.verify import Report
 from services.controller.replicas import Replicas
 from services.controller.swing import Swing
@@ -70,18 +70,20 @@ def ignore_lost_replicas(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Requests, "apply", lambda self, entry: [] if isinstance(entry.event, ReplicaLost) else original(self, entry))
 
 
-def lose_requests_that_land_late(patch: pytest.MonkeyPatch) -> None:
+def wait_for_requests_that_land_late(patch: pytest.MonkeyPatch) -> None:
     """A request that lands after the loss of its replica is waited for."""
-    original = Requests._begin
+    original = Requests.apply
 
-    def begin(self: Requests, event: GenerationRequested) -> list[object]:
+    def apply(self: Requests, entry: Entry) -> list[Outcome]:
+        if not isinstance(entry.event, GenerationRequested):
+            return original(self, entry)
         gone, self.gone = self.gone, {}
         try:
-            return original(self, event)  # type: ignore[return-value]
+            return original(self, entry)
         finally:
             self.gone = gone
 
-    patch.setattr(Requests, "_begin", begin)
+    patch.setattr(Requests, "apply", apply)
 
 
 def believe_a_wake(patch: pytest.MonkeyPatch) -> None:
@@ -105,7 +107,7 @@ PLANTS: list[Plant] = [
     yield_with_a_batch,
     keep_routing_after_the_cut,
     ignore_lost_replicas,
-    lose_requests_that_land_late,
+    wait_for_requests_that_land_late,
     believe_a_wake,
     rebuild_in_log_order,
 ]
