@@ -114,13 +114,12 @@ class Running:
 def running(config: Path, folder: Path) -> Iterator[Running]:
     """A long run whose trainer has trained."""
     run = Running(config, folder, *LONG)
-    try:
-        run.wait_for("StepDone")
-        yield run
-    finally:
-        if run.process.poll() is None:
+    with run.process:
+        try:
+            run.wait_for("StepDone")
+            yield run
+        finally:
             run.process.kill()
-            run.process.wait()
 
 
 def kinds(folder: Path) -> list[str]:
@@ -277,19 +276,27 @@ def test_the_operator_can_stop_a_run_and_look_at_it(running: Running) -> None:
     assert running.end()[0] == 0
 
 
-@pytest.mark.parametrize("service", ["trainer", "rollouter", "controller", "replica-s0", "replica-h0", "archiver"])
-def test_a_service_that_is_killed_comes_back_and_the_run_verifies(running: Running, service: str) -> None:
-    name = service.split("-")
-    victim = next(
-        pid
-        for pid in processes_naming(str(running.folder))
-        if f"services.entry\0{name[0]}\0" in (line := Path(f"/proc/{pid}/cmdline").read_text())
-        and (len(name) == 1 or f"\0{name[1]}\0" in line)
-    )
-    os.kill(victim, signal.SIGKILL)
-    running.wait_for("ServiceLost")
-    before = kinds(running.folder).count("StepDone")
-    running.wait_for("StepDone", before + 10)
+def process_of(folder: Path, service: str, name: str = "") -> int:
+    """The process of a service of the run in `folder`."""
+    wanted = f"services.entry\0{service}\0", f"\0--name\0{name}\0" if name else ""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in processes_naming(str(folder))}
+    return next(pid for pid, line in lines.items() if all(part in line for part in wanted))
+
+
+def test_every_service_that_is_killed_comes_back_and_the_run_verifies(running: Running) -> None:
+    victims = [
+        ("trainer", ""),
+        ("rollouter", ""),
+        ("controller", ""),
+        ("policy", ""),
+        ("archiver", ""),
+        ("replica", "s0"),
+        ("replica", "h0"),
+    ]
+    for number, victim in enumerate(victims, 1):
+        os.kill(process_of(running.folder, *victim), signal.SIGKILL)
+        running.wait_for("ServiceLost", number)
+        running.wait_for("StepDone", kinds(running.folder).count("StepDone") + 5)
     running.process.send_signal(signal.SIGINT)
     status, output = running.end()
     assert "passed: the chain is whole" in output

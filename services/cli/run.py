@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
@@ -15,6 +15,7 @@ from bus.errors import ConfigError
 from bus.events import RunPlanned
 from bus.server import named_server
 from services.cli.mistakes import FAILED, INTERRUPTED, mistakes_explained
+from services.cli.outcome import summary_table
 from services.cli.screen import TerminalScreen
 from services.config import BUILTIN, RunConfig
 from services.config_file import load_config
@@ -46,7 +47,7 @@ def run_command(
             typer.echo("interrupted before the run began", err=True)
             raise typer.Exit(INTERRUPTED) from None
     if result.summary is not None:
-        _print_summary(result)
+        Console().print(summary_table(result.summary))
     verified = True
     if replay is not None and result.summary is not None:
         verified = replay(["verify", str(result.folder)]) == 0
@@ -112,23 +113,6 @@ def _new_id(config: RunConfig, file: Path) -> str:
 
 def _server(config: RunConfig, redis: str | None) -> str | None:
     return named_server(redis, os.environ) or config.redis.url
-
-
-def _print_summary(result: RunResult) -> None:
-    table = Table(box=None, show_header=False)
-    for name, value in (result.summary or {}).items():
-        table.add_row(name, _shown(value))
-    Console().print(table)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return str(len(value)) if value and isinstance(value[0], Mapping) else ", ".join(_shown(inner) for inner in value) or "none"
-    return str(value)
 
 
 def _print_end(result: RunResult) -> None:

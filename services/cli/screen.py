@@ -45,12 +45,13 @@ class TerminalScreen:
 
         self._end_progress()
         self._console.print(f"run {place.run}, folder {place.folder}")
-        self._view = LiveView()
+        self._view = LiveView(self._console)
         self._view.__enter__()
 
     def take(self, entries: Sequence[Entry]) -> None:
         if self._view is not None:
-            self._view.feed(entries)
+            for entry in entries:
+                self._view.update(entry)
 
     def end(self) -> None:
         self._end_progress()

@@ -23,7 +23,8 @@ def watch_command(url: str, run: str) -> None:
         position, end_at = 0, float("inf")
         while time.monotonic() < end_at:
             entries = log.read(position, READ_LIMIT, BLOCK_MS)
-            view.feed(entries)
+            for entry in entries:
+                view.update(entry)
             if entries:
                 position = entries[-1].position
             if end_at == float("inf") and any(map(_is_end, entries)):

@@ -174,7 +174,8 @@ class Summary:
     def _units(self, lane: str) -> float:
         """Cores or GPUs that the trainer or a replica holds, 1 if it is not said. Hybrids share the trainer's."""
         plan = self.books.plan
-        assert plan is not None
+        if plan is None:
+            return 1.0
         if lane in plan.hybrid:
             return self._units(TRAINER) / len(plan.hybrid)
         device = plan.devices.get(lane if lane == TRAINER else f"{REPLICA_PREFIX}{lane}", "")

@@ -1,0 +1,105 @@
+"""What a person who watches a run wants to be told, one line an event."""
+
+from __future__ import annotations
+
+from bus.entry import Entry
+from bus.events import (
+    CheckpointRequested,
+    DeadlineMissed,
+    KillRequested,
+    PolicyAttached,
+    PromptsExhausted,
+    RebalanceRequested,
+    RedoDiverged,
+    ReplicaFailed,
+    ReplicaLost,
+    RolloutPaused,
+    RunEnded,
+    SampleDropped,
+    ServiceLost,
+    ServiceStarted,
+    SettingChanged,
+    Stalled,
+    StopRequested,
+    SwitchDone,
+    SwitchRejected,
+)
+from services.monitor.summary import Summary
+from services.monitor.swings import SwingCost
+
+
+def note_of(entry: Entry) -> str | None:
+    """The line for an entry; None: nothing worth a line."""
+    return _about_trouble(entry) or _about_run(entry)
+
+
+def swing_note(entry: Entry, summary: Summary) -> str | None:
+    """The line for an entry with which a swing ends, and which `summary` has seen already."""
+    match entry.event:
+        case SwitchDone() as event:
+            swing = summary.swings.all[-1]
+            what = "lent" if event.target == "rollout" else "back"
+            return f"swing {event.swing}: {what} ({swing.reason}){_cost(swing)}"
+        case SwitchRejected() as event if event.swing:
+            return f"swing {event.swing}: ended without a change ({event.reason})"
+        case SwitchRejected() as event:
+            return f"a request to swing was rejected: {event.reason}"
+        case _:
+            return None
+
+
+def _cost(swing: SwingCost) -> str:
+    if swing.seconds is None:
+        return ""
+    return f" in {swing.seconds:.2f} s: {', '.join(f'{name} {seconds:.2f}' for name, seconds in swing.phases.items())}"
+
+
+def _about_trouble(entry: Entry) -> str | None:
+    match entry.event:
+        case ServiceLost() as event:
+            back = "it is restarted" if event.restarting else "it will not come back"
+            return f"{event.service} was lost, {back}{_detail(event.detail)}"
+        case ReplicaLost() as event:
+            return f"replica {event.replica} was lost with what it had in flight"
+        case ReplicaFailed() as event:
+            return f"replica {event.replica} failed during {event.during}{_detail(event.error)}"
+        case KillRequested() as event:
+            return f"replica {event.replica} is killed: {event.reason}"
+        case DeadlineMissed() as event:
+            return f"not in time: {event.key} ({event.seconds:g} s)"
+        case Stalled() as event:
+            return f"stalled: {event.have} of {event.need} samples ready, waiting for {', '.join(event.waiting_on) or 'nobody'}"
+        case RedoDiverged() as event:
+            return f"weights {event.version} came out differently when redone: {event.action}"
+        case SampleDropped(reason="failed") as event:
+            return f"sample {event.sample} was dropped as failed{_detail(event.detail)}"
+        case RolloutPaused(reason="memory" | "no_replica") as event:
+            return f"generation pauses: {event.reason}"
+        case _:
+            return None
+
+
+def _about_run(entry: Entry) -> str | None:
+    match entry.event:
+        case ServiceStarted() if entry.epoch > 1:
+            return f"{entry.source} started anew, epoch {entry.epoch}"
+        case PolicyAttached() as event if event.mode == "active":
+            return f"policy {event.name} decides from here on"
+        case PromptsExhausted() as event:
+            return f"all {event.num_prompts} prompts were started"
+        case StopRequested() as event:
+            return f"asked to stop{_detail(event.reason)}"
+        case SettingChanged() as event:
+            return f"{event.name} is {event.value} from here on"
+        case CheckpointRequested():
+            return "asked for a checkpoint"
+        case RebalanceRequested():
+            return "asked to spread the requests anew"
+        case RunEnded() as event:
+            return f"the run ended: {event.reason}{_detail(event.detail)}"
+        case _:
+            return None
+
+
+def _detail(text: str) -> str:
+    return f": {text.splitlines()[-1]}" if text.strip() else ""
