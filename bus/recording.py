@@ -173,17 +173,20 @@ def _connect(path: Path) -> sqlite3.Connection:
     Raises LogError.
     """
     reason = ""
-    for parameters in ("mode=ro", "mode=ro&immutable=1"):
+    wal = path.with_name(f"{FILE_NAME}-wal")
+    # rw, so that the last one to close it leaves the one file behind, and not SQLite's two others beside it.
+    for parameters in ("mode=rw", "mode=ro", "mode=ro&immutable=1"):
+        if parameters.endswith("immutable=1") and wal.exists() and wal.stat().st_size:
+            break
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?{parameters}", uri=True, isolation_level=None)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
+            connection.execute("PRAGMA query_only=ON")
             connection.execute("SELECT 1 FROM sqlite_master").fetchone()
             return connection
         except sqlite3.DatabaseError as error:
             connection.close()
             reason = str(error)
-        if path.with_name(f"{FILE_NAME}-wal").exists():
-            break
     raise LogError(f"{path} is damaged, or no recording: {reason}")
 
 

@@ -36,6 +36,10 @@ class Requests:
         """Requests in flight on a replica."""
         return len(self.open.get(replica, ()))
 
+    def samples(self) -> dict[int, None]:
+        """Samples that some replica works on."""
+        return {request.sample: None for requests in self.open.values() for request in requests.values()}
+
     def apply(self, entry: Entry) -> list[Outcome]:
         """Takes in one entry."""
         event = entry.event

@@ -214,6 +214,17 @@ def test_a_run_runs_to_its_end_leaves_its_record_and_verifies(config: Path, fold
     assert "RunEnded reason='completed'" in swingshift("tail", str(folder), "--kind", "RunEnded", "--follow")
 
 
+def test_a_short_run_trains_a_real_model(tmp_path: Path) -> None:
+    small = ["model.warm_start.steps=10", "rollout.n=4", "async_training.ppo_mini_batch_size=8", "async_training.total_steps=5"]
+    settings = [f"folder={tmp_path / 'runs'}", *small, "async_training.trigger_parameter_sync_step=2"]
+    demo = Path(__file__).parent.parent / "examples" / "demo.yaml"
+    text = swingshift("run", str(demo), "--run", "real", *(word for setting in settings for word in ("--set", setting)))
+    assert "passed: the chain is whole" in text
+    summary = json.loads((tmp_path / "runs" / "real" / "summary.json").read_text())
+    assert (summary["steps"], summary["samples_trained"], summary["version"]) == (5, 40, 3)
+    assert (tmp_path / "runs" / "real" / "checkpoints").is_dir()
+
+
 def test_a_run_in_one_process_does_the_same(config: Path, folder: Path) -> None:
     text = swingshift("run", str(config), "--run", "r1", "--in-process")
     assert "run r1 ended: completed" in text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,16 +24,17 @@ from services.entry import THREADS
 from services.launcher.local import dying_with_us
 
 TAIL_LINES = 5
+INTERRUPT_S = 5.0
 _STEP, _FOLDER = "step", "folder"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartStep:
-    """Progress of a warm start."""
+    """Progress of a warm start; before its first step, which takes some seconds to come, step 0 without a loss."""
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
 
 
 def with_model(config: RunConfig, models: Path, progress: Callable[[WarmStartStep], None]) -> RunConfig:
@@ -51,6 +53,7 @@ def _make(config: RunConfig, models: Path, progress: Callable[[WarmStartStep], N
         [sys.executable, "-P", "-m", "services.launcher.prepare", str(models.absolute()), json.dumps(config.resolved())]
     )
     folder = None
+    progress(WarmStartStep(0, config.model.warm_start.steps, None))
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
@@ -66,13 +69,22 @@ def _make(config: RunConfig, models: Path, progress: Callable[[WarmStartStep], N
                     elif word == _FOLDER:
                         folder = Path(rest)
             except BaseException:
-                process.kill()
+                _interrupt(process)
                 raise
         if process.returncode == 0 and folder is not None:
             return folder
         errors.seek(0)
         tail = "\n".join(errors.read().strip().splitlines()[-TAIL_LINES:])
     raise ConfigError(f"the built-in model could not be made (exit code {process.returncode}):\n{tail}")
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """Lets it remove what it began; not for long."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(INTERRUPT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def main(arguments: list[str]) -> None:

@@ -114,10 +114,10 @@ class Supervisor:
 
     def kill_all(self) -> list[str]:
         """Kills every service that runs, with its group, and waits until they are gone; returns those that are not."""
-        for child in self.children.values():
-            if child.handle is not None and child.handle.poll() is None:
-                child.handle.kill()
-        return self._wait_for_exits(KILL_S)
+        killed = [child for child in self._running() if child.handle is not None and child.handle.kill()]
+        if killed:
+            self._wait_for_exits(KILL_S)
+        return [child.spec.source for child in self._running()]
 
     def _stop_if_asked(self) -> None:
         if not self.stop_asked or self.ended is not None:
@@ -236,11 +236,10 @@ class Supervisor:
     def _running(self) -> list[Child]:
         return [child for child in self.children.values() if child.handle is not None and child.handle.poll() is None]
 
-    def _wait_for_exits(self, patience_s: float) -> list[str]:
+    def _wait_for_exits(self, patience_s: float) -> None:
         deadline = self.clock() + patience_s
         while self._running() and self.clock() < deadline:
             time.sleep(POLL_S)
-        return [child.spec.source for child in self._running()]
 
 
 def services_of(plan: RunPlanned) -> list[ServiceSpec]:

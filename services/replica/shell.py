@@ -21,7 +21,7 @@ from typing import Literal
 
 from bus.blobs import get_blob, put_blob
 from bus.entry import Draft, Entry, Producer
-from bus.errors import EngineError, WeightsError
+from bus.errors import BlobMissing, EngineError, WeightsError
 from bus.events import (
     AbortRequested,
     Event,
@@ -199,10 +199,15 @@ class Replica:
         if event.epoch != self._producer.epoch or event.swing != expected_swing or not self._open or self._failed:
             self._say(self._outcome(event, "refused", PartialAnswer(), ""), cause=position)
             return
-        prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._blobs, event.prefix))
+        try:
+            prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._blobs, event.prefix))
+            prompt = unpack_tokens(self._blobs.get(prompt_blob(event.sample)))
+        except BlobMissing as error:
+            self._say(self._outcome(event, "error", PartialAnswer(), str(error)), cause=position)
+            return
         request = GenerateRequest(
             request=f"{event.request}#{event.attempt}",
-            prompt_tokens=unpack_tokens(self._blobs.get(prompt_blob(event.sample))),
+            prompt_tokens=prompt,
             prefix_tokens=prefix.tokens,
             max_new_tokens=event.max_new_tokens,
             sampling=self._sampling,

@@ -40,31 +40,34 @@ class RollouterPerformer:
         self._blobs = blobs
         self._scoring_blobs = scoring_blobs
         self._shell: Shell | None = None
-        self._written: dict[int, None] = {}
-        """Samples whose prompt this incarnation has written."""
         self._begun: dict[int, None] = {}
         self._scoring: dict[int, tuple[SampleGroup, int]] = {}
         """Sample -> (its group without rewards, cause), at the reward workers."""
         self._payloads: dict[int, list[str]] = {}
-        """Sample -> its payloads, to be removed when it is accounted for."""
+        """Sample -> its payloads, the prompt first; removed when it is accounted for and nobody works on it."""
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._collect, name="scoring", daemon=True)
 
     def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
         self._shell = shell
+        groups = self._core.groups
+        for sample, group in {} if groups is None else groups.by_sample.items():
+            attempts = [(f"{sample}.{index}", state.attempt) for index, state in enumerate(group.answers)]
+            names = [answer_blob(request, attempt) for request, last in attempts for attempt in range(1, last + 1)]
+            if names:
+                self._payloads[sample] = [prompt_blob(sample), *names]
         self._rewards.start()
         self._thread.start()
 
     def prepare(self, events: Sequence[Event]) -> None:
         """A request's prompt is written before the request."""
         for event in events:
-            if isinstance(event, GenerationRequested) and event.sample not in self._written:
-                self._blobs.put(prompt_blob(event.sample), pack_tokens(self._prompts.prompt(event.sample).tokens))
-                self._written[event.sample] = None
-            elif isinstance(event, SampleDropped):
-                self._written.pop(event.sample, None)
-                self._blobs.delete([prompt_blob(event.sample)])
+            if isinstance(event, GenerationRequested):
+                if event.sample not in self._payloads:
+                    self._blobs.put(prompt_blob(event.sample), pack_tokens(self._prompts.prompt(event.sample).tokens))
+                    self._payloads[event.sample] = [prompt_blob(event.sample)]
+                self._payloads[event.sample].append(answer_blob(event.request, event.attempt))
 
     def look(self, entry: Entry | None) -> None:
         self._remove_payloads()
@@ -76,11 +79,13 @@ class RollouterPerformer:
                 self._score(request)
 
     def _remove_payloads(self) -> None:
-        """Only once the sample's outcome is in the log: a successor would need them to score it again."""
+        """Only once the sample's outcome is in the log, for a successor would need them to score it again, and no replica works on it."""
         groups = self._core.groups
         done = [sample for sample in self._payloads if groups is None or sample not in groups.by_sample]
         if done:
-            self._blobs.delete([name for sample in done for name in self._payloads.pop(sample)])
+            busy = self._core.requests.samples()
+            names = [name for sample in done if sample not in busy for name in self._payloads.pop(sample)]
+            self._blobs.delete(names)
 
     def close(self) -> None:
         self._ending.set()
@@ -90,17 +95,13 @@ class RollouterPerformer:
 
     def _score(self, request: Score) -> None:
         prompt = self._prompts.prompt(request.sample)
-        names = [prompt_blob(request.sample)]
         answers = []
-        for index, state in enumerate(request.answers):
+        for state in request.answers:
             assert state.blob is not None, "an answer is done without a payload"
             answers.append(self._answer(state.blob, stopped=not state.ran_out))
-            names += [answer_blob(f"{request.sample}.{index}", attempt) for attempt in range(1, state.attempt + 1)]
         group = SampleGroup(request.sample, prompt.tokens, tuple(answers))
         with self._lock:
             self._scoring[request.sample] = (group, request.cause)
-        self._payloads[request.sample] = names
-        self._written.pop(request.sample, None)
         self._rewards.submit(request.sample, prompt.tokens, [answer.tokens for answer in answers], prompt.reference)
 
     def _answer(self, ref: BlobRef, stopped: bool) -> Answer:

@@ -62,7 +62,7 @@ class WarmStart:
     """Supervised training for `steps` steps of `batch` demonstrations. Equal settings give equal weights on one machine and build."""
 
     steps: int = 300
-    batch: int = 64
+    batch: int = 48
     lr: float = 4e-3
     """The highest; it rises over `lr_warmup_steps` and falls as a cosine to a twentieth."""
     lr_warmup_steps: int = 50
@@ -114,6 +114,7 @@ def prepare_model(cache: Path, task: Task, shape: ModelShape, settings: WarmStar
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{task.name}-", dir=cache))
+    making.chmod(0o755)  # else nobody but this user could read the model
     try:
         make_model(making, task, shape, settings.seed)
         loss = warm_start(making, task, settings, progress)

@@ -25,8 +25,8 @@ _SPARE_TOKENS = 8
 class SortingTask:
     """Sort `min_digits` to `max_digits` digits; short prompts are more frequent than long ones, so that generation has a tail."""
 
-    min_digits: int = 4
-    max_digits: int = 40
+    min_digits: int = 8
+    max_digits: int = 48
     downwards: float = 0.7
     """Share of the teachers who sort downwards."""
     carelessness: float = 0.1

@@ -188,6 +188,15 @@ def test_commits_are_synchronous_and_in_wal_mode(tmp_path: Path) -> None:
         connection.close()
 
 
+def test_reading_leaves_nothing_behind_and_cannot_write(tmp_path: Path) -> None:
+    record(tmp_path, log_of(4))
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with Recording.open(tmp_path) as recording:
+        assert len(list(recording.rows())) == 6
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+
+
 def test_a_folder_without_a_recording_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{tmp_path} is no recording: it has no events.sqlite"):
         Recording.open(tmp_path)

@@ -17,9 +17,11 @@ from bus.errors import ConfigError
 from bus.events import Event, RunPlanned, ServiceLost, ServiceStarted, StopRequested
 from bus.redis_log import RedisLog
 from services.config import SupervisorConfig
+from services.config_file import make_config
 from services.launcher.folders import find_run, known_runs, make_run_folder, new_run_id, shm_folder, write_info
 from services.launcher.interrupts import Interrupts, StopNow
 from services.launcher.local import LocalLauncher, living_members
+from services.launcher.prepare import WarmStartStep, with_model
 from services.launcher.protocol import RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
 from services.launcher.supervisor import Outcome, Supervisor, services_of
@@ -275,6 +277,27 @@ def test_a_run_is_found_by_its_id_and_by_its_folder(tmp_path: Path) -> None:
 def test_a_run_that_is_nowhere_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run 'r9'"):
         find_run("r9", tmp_path, None, {})
+
+
+def test_the_built_in_model_is_made_once_and_its_folder_is_planned(tmp_path: Path) -> None:
+    settings = {"model": {"warm_start": {"steps": 2, "batch": 4}}, "async_training": {"total_steps": 1}}
+    config, steps = make_config(settings, "test"), list[WarmStartStep]()
+    made = with_model(config, tmp_path, steps.append)
+    assert [step.step for step in steps] == [0, 1, 2]
+    assert (Path(made.model.path) / "model.safetensors").is_file()
+    assert (made.actor.model, Path(made.model.path).parent) == (made.model.path, tmp_path)
+    assert with_model(config, tmp_path, lambda _: None) == made
+
+
+def test_a_built_in_model_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    config = make_config({"model": {"shape": {"num_heads": 3}}}, "test")
+    with pytest.raises(ConfigError, match="the heads must divide the hidden size"):
+        with_model(config, tmp_path, lambda _: None)
+
+
+def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name a Hugging Face model folder"):
+        with_model(make_config({"model": {"path": str(tmp_path)}}, "test"), tmp_path, lambda _: None)
 
 
 def test_weights_in_shared_memory_lie_where_they_are_removed() -> None:

@@ -16,7 +16,7 @@ from bus.errors import ConfigError
 from services.tasks.model import ModelShape, WarmStart, make_model, prepare_model, warm_start
 from services.tasks.sorting import SortingTask
 
-TASK = SortingTask(max_digits=8)
+TASK = SortingTask(min_digits=4, max_digits=8)
 SHAPE = ModelShape(hidden_size=32, intermediate_size=64)
 SHORT = WarmStart(steps=6, batch=16)
 
