@@ -76,7 +76,8 @@ def _print_report(folder: Path, report: Report, seconds: float, limit: int) -> N
     typer.echo(f"{folder}: {report.entries} entries, {report.decisions} decisions recomputed in {seconds:.1f} s")
     if report.passed:
         without = "" if (folder / SUMMARY).exists() else f"; without a {SUMMARY} a cut tail would not be found"
-        typer.echo(f"passed: the chain is whole, every decision is what its core decides, every invariant holds{without}")
+        whose = " of this checkout's code" if report.other_code else ""
+        typer.echo(f"passed: the chain is whole, every decision{whose} is what its core decides, every invariant holds{without}")
     else:
         where = "at" if len(report.differences) == 1 else "the first at"
         typer.echo(f"FAILED: {_count(report.differences)}, {where} position {report.differences[0].position}")

@@ -31,23 +31,23 @@ class Section(BaseModel):
 
 
 class ShapeConfig(Section):
-    """Size of the built-in model (`services.tasks.model.ModelShape`)."""
+    """Size of the built-in model; what is unset is as in `services.tasks.model.ModelShape`."""
 
-    hidden_size: int = Field(default=64, ge=8, le=8192)
-    intermediate_size: int = Field(default=256, ge=8, le=65_536)
-    num_layers: int = Field(default=2, ge=1, le=128)
-    num_heads: int = Field(default=4, ge=1, le=128)
-    num_kv_heads: int = Field(default=2, ge=1, le=128)
+    hidden_size: int | None = Field(default=None, ge=8, le=8192)
+    intermediate_size: int | None = Field(default=None, ge=8, le=65_536)
+    num_layers: int | None = Field(default=None, ge=1, le=128)
+    num_heads: int | None = Field(default=None, ge=1, le=128)
+    num_kv_heads: int | None = Field(default=None, ge=1, le=128)
 
 
 class WarmStartConfig(Section):
-    """Supervised training of the built-in model before the run (`services.tasks.model.WarmStart`)."""
+    """Supervised training of the built-in model before the run; what is unset is as in `services.tasks.model.WarmStart`."""
 
-    steps: int = Field(default=300, ge=1, le=100_000)
-    batch: int = Field(default=64, ge=1, le=4096)
-    lr: float = Field(default=4e-3, gt=0, le=1)
-    lr_warmup_steps: int = Field(default=50, ge=0, le=100_000)
-    seed: int = Field(default=0, ge=0)
+    steps: int | None = Field(default=None, ge=1, le=100_000)
+    batch: int | None = Field(default=None, ge=1, le=4096)
+    lr: float | None = Field(default=None, gt=0, le=1)
+    lr_warmup_steps: int | None = Field(default=None, ge=0, le=100_000)
+    seed: int | None = Field(default=None, ge=0)
     threads: int = Field(default=1, ge=1, le=1024)
     """Part of the result, for the order of sums depends on it."""
 

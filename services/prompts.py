@@ -17,16 +17,17 @@ class PromptSource(Protocol):
 
 
 class TaskPrompts:
-    """The prompts of a built-in task."""
+    """The prompts of a built-in task; with `per_epoch`, the first so many of them again and again."""
 
-    def __init__(self, task: Task, seed: int) -> None:
+    def __init__(self, task: Task, seed: int, per_epoch: int | None) -> None:
         self._task = task
         self._seed = seed
+        self._per_epoch = per_epoch
 
     def prompt(self, sample: int) -> Prompt:
-        return self._task.prompt(sample, self._seed)
+        return self._task.prompt(sample if self._per_epoch is None else sample % self._per_epoch, self._seed)
 
 
 def make_prompts(config: RunConfig, seed: int) -> PromptSource:
     """The prompts that a configuration names. Raises ConfigError for an unknown task."""
-    return TaskPrompts(get_task(config.data.task), seed)
+    return TaskPrompts(get_task(config.data.task), seed, config.async_training.num_prompts)

@@ -108,16 +108,17 @@ class Shell:
         attached = log.attach(self.core.source, draft)
         self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare)
         with self.context.alive(attached.producer.epoch):
+            reason = "the run has ended"
             try:
                 self._recover(attached.position)
                 threading.Thread(target=self._read, name="reader", daemon=True).start()
                 self._serve()
-                self._stop("the run has ended")
             except Terminated:
-                self._stop("terminated")
+                reason = "terminated"
             finally:
                 self._ending.set()
                 self._performer.close()
+            self._stop(reason)
 
     def _recover(self, own_start: int) -> None:
         """Rebuilds the state from the log up to this incarnation's start, then decides with that as cause."""
@@ -184,4 +185,9 @@ class Shell:
         return min(1.0, max(0.001, next_at - time.monotonic()))
 
     def _stop(self, reason: str) -> None:
-        self.host.append_facts([(ServiceStopped(reason=reason), self.position)])
+        """Appends what was being performed when the end came (the last checkpoint), then the last word."""
+        facts: list[tuple[Event, int]] = []
+        while not self._mailbox.empty():
+            mail = self._mailbox.get()
+            facts += mail[1] if isinstance(mail, tuple) else []
+        self.host.append_facts([*facts, (ServiceStopped(reason=reason), self.position)])

@@ -38,7 +38,7 @@ class TerminalScreen:
             self._progress = Progress(*columns, console=self._console)
             self._task = self._progress.add_task("warm start", total=step.steps, loss="")
             self._progress.start()
-        self._progress.update(self._task, completed=step.step, loss="" if step.loss is None else f"loss {step.loss:.3f}")
+        self._progress.update(self._task, completed=step.step, total=step.steps, loss="" if step.loss is None else f"loss {step.loss:.3f}")
 
     def begin(self, plan: RunPlanned, place: RunPlace) -> None:
         from services.monitor.view import LiveView

@@ -30,10 +30,10 @@ _STEP, _FOLDER = "step", "folder"
 
 @dataclass(frozen=True, slots=True)
 class WarmStartStep:
-    """Progress of a warm start; before its first step, which takes some seconds to come, step 0 without a loss."""
+    """Progress of a warm start; before its first step, which takes some seconds to come, step 0 of nobody knows how many."""
 
     step: int
-    steps: int
+    steps: int | None
     loss: float | None
 
 
@@ -53,7 +53,7 @@ def _make(config: RunConfig, models: Path, progress: Callable[[WarmStartStep], N
         [sys.executable, "-P", "-m", "services.launcher.prepare", str(models.absolute()), json.dumps(config.resolved())]
     )
     folder = None
-    progress(WarmStartStep(0, config.model.warm_start.steps, None))
+    progress(WarmStartStep(0, None, None))
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
@@ -94,7 +94,10 @@ def main(arguments: list[str]) -> None:
 
     models, text = arguments
     config = make_config(json.loads(text), "the configuration")
-    shape, settings = ModelShape(**config.model.shape.model_dump()), WarmStart(**config.model.warm_start.model_dump())
+    shape, settings = (
+        ModelShape(**config.model.shape.model_dump(exclude_none=True)),
+        WarmStart(**config.model.warm_start.model_dump(exclude_none=True)),
+    )
 
     def say(step: int, steps: int, loss: float) -> None:
         _print(f"{_STEP} {step} {steps} {loss}")

@@ -28,8 +28,10 @@ from services.monitor.summary import Summary
 from services.monitor.swings import SwingCost
 
 
-def note_of(entry: Entry) -> str | None:
-    """The line for an entry; None: nothing worth a line."""
+def note_of(entry: Entry, opened: bool) -> str | None:
+    """The line for an entry; None: nothing worth a line. `opened`: the run has begun; before that nobody can generate."""
+    if not opened and isinstance(entry.event, RolloutPaused):
+        return None
     return _about_trouble(entry) or _about_run(entry)
 
 

@@ -83,7 +83,7 @@ class LiveView:
                 pass
         if self.summary.ended is not None and self._ended_s is None:
             self._ended_s = self._running_s() or 0.0
-        note = note_of(entry)
+        note = note_of(entry, self.summary.opened)
         line = note or swing_note(entry, self.summary)
         if line is not None:
             self._notes.append((self._running_s(), line))

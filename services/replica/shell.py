@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 KILLED = 4
 """Exit code after a KillRequested."""
-END_WINDOW = 64
-"""Entries at the end of the log among which RunEnded is looked for; little follows it."""
+END_WINDOW = 512
+"""Newest entries among which RunEnded is looked for; after it there are only the last words, and what was in flight."""
 DRAIN_S = 30.0
 """How long outputs may take to arrive after the engine said that nothing is in flight."""
 
@@ -139,8 +139,9 @@ class Replica:
         try:
             log = self._context.open_log()
             while not self._ending.wait(BLOCK_MS / 1000):
-                last = log.last_position()
-                entries = log.read(max(0, last - END_WINDOW), END_WINDOW)
+                seen = max(position, log.last_position() - END_WINDOW)
+                entries = log.read(seen, END_WINDOW)
+                position = entries[-1].position if entries else position
                 ended = [entry for entry in entries if isinstance(entry.event, RunEnded)]
                 if ended:
                     self._mailbox.put(ended)

@@ -86,8 +86,10 @@ class TrainerPerformer:
                 self._jobs.put(request)
 
     def close(self) -> None:
+        """What was begun is finished, as far as that takes no longer than a supervisor waits."""
         self._jobs.put(None)
-        self._thread.join(timeout=10.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=15.0)
 
     def _work(self) -> None:
         try:

@@ -188,7 +188,7 @@ def test_commits_are_synchronous_and_in_wal_mode(tmp_path: Path) -> None:
         connection.close()
 
 
-def test_reading_leaves_nothing_behind_and_cannot_write(tmp_path: Path) -> None:
+def test_reading_leaves_nothing_behind(tmp_path: Path) -> None:
     record(tmp_path, log_of(4))
     before = (tmp_path / FILE_NAME).read_bytes()
     with Recording.open(tmp_path) as recording:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bus.entry import Draft, Producer
-from bus.errors import Fenced, GapError
+from bus.errors import Fenced, GapError, LogError
 from bus.events import (
     Event,
     PolicyAttached,
@@ -37,7 +37,7 @@ class Run:
         self.log = MemoryLog(self.store)
         self.me = self.log.attach("archiver", fact(started())).producer
         self.reported: list[int] = []
-        self.error: BaseException | None = None
+        self.error: LogError | None = None
         self._grace_s = grace_s
         self._thread = threading.Thread(target=self._archive)
 
@@ -46,7 +46,7 @@ class Run:
         try:
             with Recorder.open(self.folder, "r", log.log_id) as recorder:
                 Archiver(log, recorder, self.me, self.reported.append, Attendance(), self._grace_s).run()
-        except BaseException as error:
+        except LogError as error:
             self.error = error
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ from bus.events import (
     KillRequested,
     PolicyAttached,
     ReplicaFailed,
+    RolloutPaused,
     SampleStarted,
     ServiceLost,
     ServiceStarted,
@@ -162,13 +163,11 @@ def test_clock_texts() -> None:
 def test_trouble_is_noted_in_words() -> None:
     story = Story().open()
     story.say("supervisor", 0.0, ServiceLost(service="trainer", epoch=1, restarting=True, detail="Traceback\nexit code 1"))
-    story.controller(
-        11.0, DeadlineMissed(key="wake:1:h0:1", seconds=120.0), KillRequested(replica="h0", epoch=1, reason="wake took too long")
-    )
+    story.controller(11.0, DeadlineMissed(key="wake:1:h0:1", seconds=120.0), KillRequested(replica="h0", epoch=1, reason="too late"))
     story.controller(12.0, Stalled(have=1, need=2, waiting_on=("s0",)), SwitchRejected(request=5, swing=0, reason="late"))
     story.replica("s0", ReplicaFailed(replica="s0", during="update", error="no such file")).trainer(ServiceStarted(code=""))
     story.say("operator", 0.0, StopRequested(reason="enough"))
-    notes = [note for entry in story.entries if (note := note_of(entry) or swing_note(entry, Summary())) is not None]
+    notes = [note for entry in story.entries if (note := note_of(entry, opened=True) or swing_note(entry, Summary())) is not None]
     assert notes == [
         "trainer was lost, it is restarted: exit code 1",
         "not in time: wake:1:h0:1 (120 s)",
@@ -179,6 +178,12 @@ def test_trouble_is_noted_in_words() -> None:
         "trainer started anew, epoch 2",
         "asked to stop: enough",
     ]
+
+
+def test_a_pause_is_noted_only_when_the_run_has_begun() -> None:
+    entry = Story().rollouter(1.0, RolloutPaused(reason="no_replica")).entries[-1]
+    assert note_of(entry, opened=False) is None
+    assert note_of(entry, opened=True) == "generation pauses: no_replica"
 
 
 def test_a_finished_swing_is_noted_with_its_cost() -> None:
