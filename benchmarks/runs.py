@@ -34,7 +34,7 @@ def run(config: Path, run_id: str, settings: Sequence[str], folder: Path) -> Fin
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
     summary = json.loads((place / "summary.json").read_text())
-    with Recording(place) as recording:
+    with Recording.open(place) as recording:
         return Finished(place, summary, list(recording.entries()))
 
 

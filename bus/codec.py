@@ -42,6 +42,8 @@ def decode(kind: str, version: int, body: bytes) -> Event:
     model = KINDS.get(kind)
     if model is None:
         raise CodecError(f"entry of unknown kind {kind!r}: it was written by another version of swingshift; read it with that one")
+    if version < 1:
+        raise CodecError(f"{kind} has schema {version}, schemas begin at 1: the entry was damaged")
     if version > model.schema_version:
         raise CodecError(f"{kind} has schema {version}, this version of swingshift reads up to {model.schema_version}: upgrade it")
     try:
@@ -49,7 +51,7 @@ def decode(kind: str, version: int, body: bytes) -> Event:
         for step in range(version, model.schema_version):
             fields = UPCASTERS[kind, step](fields)
         return model.model_validate(fields)
-    except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, ValidationError) as error:
         raise CodecError(f"the body of a {kind} (schema {version}, {len(body)} bytes) cannot be read: {error}") from error
 
 

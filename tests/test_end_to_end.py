@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from bus.entry import Entry
-from bus.events import BatchFormed, PolicyAttached, RunEnded, ServiceLost, ServiceStarted, StepDone, SwitchDone, SwitchStarted, TrainGranted
+from bus.events import (
+    BatchFormed,
+    PolicyAttached,
+    RunEnded,
+    ServiceLost,
+    ServiceStarted,
+    StepDone,
+    SwitchDone,
+    SwitchStarted,
+    TrainGranted,
+)
 from bus.recording import Recording
 from bus.redis_log import RedisLog
 

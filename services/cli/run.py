@@ -15,7 +15,6 @@ from bus.errors import ConfigError
 from bus.events import RunPlanned
 from bus.server import named_server
 from services.cli.mistakes import FAILED, INTERRUPTED, mistakes_explained
-from services.cli.outcome import summary_table
 from services.cli.screen import TerminalScreen
 from services.config import BUILTIN, RunConfig
 from services.config_file import load_config
@@ -36,6 +35,7 @@ def run_command(
     in_process: bool,
 ) -> None:
     """Runs a whole run; exit status 0 when it ended in order and its recording was verified."""
+    from services.monitor.report import print_summary
     from services.monitor.summary import summarise
 
     with mistakes_explained():
@@ -47,7 +47,7 @@ def run_command(
             typer.echo("interrupted before the run began", err=True)
             raise typer.Exit(INTERRUPTED) from None
     if result.summary is not None:
-        Console().print(summary_table(result.summary))
+        print_summary(result.summary)
     verified = True
     if replay is not None and result.summary is not None:
         verified = replay(["verify", str(result.folder)]) == 0

@@ -31,9 +31,9 @@ def serve_command(service: str, run: str, redis: str | None, name: str | None, r
             raise ConfigError(f"which server has the log of run {run}? Name it with --redis URL or REDIS_URL")
         wait_for_log(url, run, wait_s)
         if service == MONITOR:
-            from services.cli.watch import watch_command
+            from services.monitor.shell import watch
 
-            watch_command(url, run)
+            watch(url, run, folder)
             return
         code = run_service(service, url, run, folder, name, supervised=False)
     raise typer.Exit(code)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bus.entry import Entry
-from bus.errors import ConfigError, GapError, LogError, LogMissing
+from bus.errors import ConfigError, LogError, LogMissing
 from bus.events import RunPlanned
 from bus.log import Log
 from bus.recorder import Recorder
@@ -140,28 +140,29 @@ def complete_recording(log: Log, folder: Path) -> None:
 
 
 def write_summary(log: Log, folder: Path, summarise: Summarise) -> Mapping[str, object] | None:
-    """Summarises the whole log and writes summary.json; None when there is nothing to be read."""
+    """Summarises the recording and writes summary.json; None when there is nothing to be read.
+
+    The recording and not the log: what lands after it was closed is not in it, and its last link must be that of the summary.
+    """
     entries = whole_log(log, folder)
     if not entries:
         return None
-    summary = {**summarise(entries), "last_position": entries[-1].position, "last_chain": entries[-1].chain}
+    summary = summarise(entries)
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
     return summary
 
 
-def whole_log(log: Log | None, folder: Path) -> list[Entry]:
-    """All entries, from the log, else from the recording; empty when there is neither."""
-    if log is not None:
-        try:
-            return list(read_all(log))
-        except GapError:
-            logger.info("the log was trimmed, reading the recording: folder=%s", folder)
-        except LogError:
-            logger.exception("the log cannot be read: folder=%s", folder)
+def whole_log(log: Log, folder: Path) -> list[Entry]:
+    """All entries, from the recording, else from the log; empty when there is neither."""
     try:
         with Recording.open(folder) as recording:
             return list(recording.entries())
-    except ConfigError:
+    except ConfigError as error:
+        logger.warning("the recording cannot be read, reading the log: folder=%s error=%s", folder, error)
+    try:
+        return list(read_all(log))
+    except LogError:
+        logger.exception("the log cannot be read: folder=%s", folder)
         return []
 
 
