@@ -1,7 +1,10 @@
 """The one loop that live services, replay and simulation share: apply an entry, then decide.
 
     entry ─▶ core.apply ─▶ core.decide ─▶ apply the answer ─▶ core.decide ─▶ … None, or the bound
-                              └──────── all answers are appended together, cause = entry ────────▶ log
+                              └──────── answers are appended in order, cause = entry ────────▶ log
+
+Entries that were read together are taken one after the other and their answers appended in one call: what a crash loses of it is decided
+again by the successor.
 
 An own derived entry that comes back from the log is not applied again, but `decide` is asked with it as cause, so the bound loses nothing.
 `rebuild` restores the state that an incarnation had: entries in order, own derived ones right after their cause.
@@ -37,20 +40,32 @@ class Host:
         self.decided_at: dict[str, int] = {}
         """Kind -> position of this source's newest decision of that kind: the cause of the fact that follows it."""
 
-    def take(self, entry: Entry) -> list[Event]:
-        """Applies an entry, decides, appends the decisions; returns them. Raises what `Log.append` raises: then this process must end."""
-        if not self._is_own_derived(entry):
-            self.core.apply(entry)
-        return self.decide(entry.position)
+    def take(self, entries: Sequence[Entry]) -> list[Event]:
+        """Applies each entry and decides on it, then appends all decisions, each with its cause, in one call; returns them.
+
+        Raises what `Log.append` raises: then this process must end.
+        """
+        drafts: list[Draft] = []
+        for entry in entries:
+            if not self._is_own_derived(entry):
+                self.core.apply(entry)
+            drafts += self._decide(entry.position)
+        return self._append(drafts)
 
     def decide(self, cause: int) -> list[Event]:
         """Decides with `cause`, up to the bound, and appends."""
-        decisions = decide_all(self.core, cause)
-        if decisions:
+        return self._append(self._decide(cause))
+
+    def _decide(self, cause: int) -> list[Draft]:
+        at = self._clock()
+        return [Draft(event, derived=True, cause=cause, at=at) for event in decide_all(self.core, cause)]
+
+    def _append(self, drafts: Sequence[Draft]) -> list[Event]:
+        decisions = [draft.event for draft in drafts]
+        if drafts:
             if self._prepare is not None:
                 self._prepare(decisions)
-            at = self._clock()
-            first = self._log.append(self.producer, [Draft(event, derived=True, cause=cause, at=at) for event in decisions])
+            first = self._log.append(self.producer, drafts)
             self.decided_at.update((event.kind, first + offset) for offset, event in enumerate(decisions))
         return decisions
 

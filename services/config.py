@@ -97,6 +97,9 @@ class RolloutConfig(Section):
     """In tokens, whatever the number of moves; unset: the task's."""
     max_running_requests: int = Field(default=32, ge=1, le=1024)
     """Requests that one replica runs at a time."""
+    queued_requests: int | None = Field(default=None, ge=0, le=1024)
+    """Requests that wait at a replica for those it runs, so that a slot is never empty for want of a message; unset: half as many as run.
+    All others wait at the rollouter, where they can still go to a replica that wakes up."""
     max_attempts: int = Field(default=3, ge=1, le=100)
     """An answer that fails is tried this often, then its sample is dropped as `failed`."""
     partial_rollout: bool = True
@@ -109,6 +112,12 @@ class RolloutConfig(Section):
     reward_workers: int = Field(default=1, ge=1, le=256)
     engine_kwargs: dict[str, Value] = {}
     """Further settings of the engine (`services.engines.config.EngineConfig`)."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that one replica is sent at a time."""
+        queued = (self.max_running_requests + 1) // 2 if self.queued_requests is None else self.queued_requests
+        return self.max_running_requests + queued
 
     def sampling(self) -> Sampling:
         """How the engines draw tokens."""

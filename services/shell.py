@@ -2,7 +2,7 @@
 
     log ──(reader thread)──▶ mailbox ◀──(worker threads)── outcomes as facts
                                │
-                     main thread: host.take(entry) ▸ performer.look() ▸ append facts ▸ watch deadlines
+                     main thread: host.take(entries) ▸ performer.look() ▸ append facts ▸ watch deadlines
 
 One thread owns the core and the appending client, so facts and decisions are one queue and one append is in flight. Running and recovering
 are one code path: what is performed is what the core lists as outstanding, never merely what was seen to go by.
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 READ_LIMIT = 512
 BLOCK_MS = 1_000
+GATHER_S = 0.004
+"""How long a reader lets entries gather after it has got some."""
 MAILBOX_SIZE = 256
 """Batches of entries and outcomes that may wait; a reader that is ahead blocks."""
 
@@ -50,8 +52,8 @@ class Performer(Protocol):
     def prepare(self, events: Sequence[Event]) -> None:
         """These decisions are about to be appended: write what they name."""
 
-    def look(self, entry: Entry | None) -> None:
-        """The core has taken an entry (None: it has just recovered): begin what is outstanding and not begun yet."""
+    def look(self, entries: Sequence[Entry]) -> None:
+        """The core has taken these (none: it has just recovered): begin what is outstanding and not begun yet."""
 
     def close(self) -> None:
         """End threads and processes."""
@@ -64,7 +66,7 @@ class Idle:
 
     def prepare(self, events: Sequence[Event]) -> None: ...
 
-    def look(self, entry: Entry | None) -> None: ...
+    def look(self, entries: Sequence[Entry]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -134,7 +136,7 @@ class Shell:
         logger.info("recovered: position=%d seconds=%.3f epoch=%d", self.position, time.monotonic() - began, self.host.producer.epoch)
         self._performer.recovered(self, entries)
         self.host.decide(self.position)
-        self._performer.look(None)
+        self._performer.look(())
 
     def _read(self) -> None:
         try:
@@ -145,6 +147,8 @@ class Shell:
                 if entries:
                     position = entries[-1].position
                     self._mailbox.put(entries)
+                    # Under load a few entries at a time come at once: a wake-up each would cost more than what they say.
+                    time.sleep(GATHER_S)
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.fail(error)
 
@@ -163,11 +167,10 @@ class Shell:
         if isinstance(mail, tuple):
             self.host.append_facts(mail[1])
             return
-        for entry in mail:
-            self.host.take(entry)
-            self.position = entry.position
-            self._ended = self._ended or isinstance(entry.event, RunEnded)
-            self._performer.look(entry)
+        self.host.take(mail)
+        self.position = mail[-1].position
+        self._ended = self._ended or any(isinstance(entry.event, RunEnded) for entry in mail)
+        self._performer.look(mail)
 
     def _watch_deadlines(self) -> None:
         """Arms what the core names, disarms what it no longer names, and says what has passed."""

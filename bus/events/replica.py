@@ -33,7 +33,7 @@ class ReplicaAdded(Event):
     replica: str
     role: Literal["standalone", "hybrid"]
     slots: int
-    """Requests it runs at a time."""
+    """Requests it is sent at a time: those it runs, and a few that wait for them."""
     seconds: float
 
 

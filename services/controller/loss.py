@@ -44,8 +44,8 @@ class LossWatch:
 
     def prepare(self, events: Sequence[Event]) -> None: ...
 
-    def look(self, entry: Entry | None) -> None:
-        if entry is not None:
+    def look(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
             self._note(entry)
 
     def close(self) -> None:

@@ -29,6 +29,8 @@ SUPERVISOR = Producer("supervisor", 0)
 READ_LIMIT = 512
 BLOCK_MS = 100
 """How long an exit may go unnoticed while the log is silent."""
+GATHER_S = 0.02
+"""How long entries may gather: nothing here is in a hurry, and the services need the cores."""
 POLL_S = 0.02
 TERM_S = 5.0
 """How long a leftover may take to end after SIGTERM."""
@@ -104,7 +106,8 @@ class Supervisor:
             self.children[spec.source] = Child(spec, Restarts(self.config))
             self._spawn(self.children[spec.source])
         while self.ended is None and self._failure is None:
-            self._read(BLOCK_MS)
+            if self._read(BLOCK_MS):
+                time.sleep(GATHER_S)
             self._look_after_children()
             self._stop_if_asked()
         if self.ended is None:

@@ -45,7 +45,7 @@ from services.context import ServiceContext
 from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
 from services.payloads import answer_blob, prompt_blob
 from services.samples import PartialAnswer, pack_answer, unpack_answer, unpack_tokens
-from services.shell import BLOCK_MS, READ_LIMIT, Terminated
+from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT, Terminated
 from services.weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class Replica:
                 if entries:
                     position = entries[-1].position
                     self._mailbox.put(entries)
+                    time.sleep(GATHER_S)
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self._mailbox.put(error)
 
@@ -322,4 +323,4 @@ def _seed(seed: int, event: GenerationRequested) -> int:
 def main(context: ServiceContext) -> None:
     """Runs one replica until the run has ended."""
     config = context.config
-    Replica(context, context.make_engine(), config.rollout.sampling(), context.plan.max_running_requests).run()
+    Replica(context, context.make_engine(), config.rollout.sampling(), config.rollout.slots).run()

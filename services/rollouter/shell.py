@@ -69,7 +69,7 @@ class RollouterPerformer:
                     self._payloads[event.sample] = [prompt_blob(event.sample)]
                 self._payloads[event.sample].append(answer_blob(event.request, event.attempt))
 
-    def look(self, entry: Entry | None) -> None:
+    def look(self, entries: Sequence[Entry]) -> None:
         self._remove_payloads()
         outstanding = self._core.outstanding()
         self._begun = {request.sample: None for request in outstanding if isinstance(request, Score) and request.sample in self._begun}

@@ -76,7 +76,7 @@ class TrainerPerformer:
     def prepare(self, events: Sequence[Event]) -> None:
         pass
 
-    def look(self, entry: Entry | None) -> None:
+    def look(self, entries: Sequence[Entry]) -> None:
         self._waiting.look(self._core.is_waiting)
         outstanding = self._core.outstanding()
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}

@@ -165,7 +165,7 @@ class Story:
 
         def take(entry: Entry) -> None:
             if entry.position > start.position and self.store.epochs[core.source] == start.producer.epoch:
-                host.take(entry)
+                host.take([entry])
 
         self.listeners.append(take)
         self.deliver()

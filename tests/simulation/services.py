@@ -68,9 +68,9 @@ class SimService:
     def read(self) -> None:
         """Takes one to three entries."""
         assert self.host is not None
-        for entry in self.log.read(self.position, self.random.randint(1, 3)):
-            self.position = entry.position
-            self.host.take(entry)
+        entries = self.log.read(self.position, self.random.randint(1, 3))
+        self.position = entries[-1].position
+        self.host.take(entries)
 
     def to_do(self) -> list[Request]:
         """What is outstanding and not performed by this incarnation yet."""
