@@ -31,7 +31,10 @@ from bus.redis_log import RedisLog
 TIMEOUT_S = 240
 
 TRAINING = """
-model: {path: builtin, shape: {hidden_size: 32, intermediate_size: 64, num_layers: 1, num_heads: 2, num_kv_heads: 1}, warm_start: {steps: 3}}
+model:
+  path: builtin
+  shape: {hidden_size: 32, intermediate_size: 64, num_layers: 1, num_heads: 2, num_kv_heads: 1}
+  warm_start: {steps: 3}
 data: {task: sorting, seed: 3}
 rollout: {n: 4, max_running_requests: 16}
 actor: {lr: 1.0e-3}
