@@ -165,24 +165,27 @@ def tamper(entries: list[Entry], how: str, random: Random) -> tuple[list[Entry],
     if how == "cut tail":
         cut = random.randint(1, 5)
         return forged[:-cut], len(forged) - cut
+    index = random.choice([index for index in range(1, len(forged) - 1) if can_be_tampered(forged[index], how)])
+    entry = forged[index]
+    if how in ("decision", "fact"):
+        event = changed_fields(entry.event)
+        assert event is not None
+        forged[index] = entry._replace(event=event)
+    elif how == "epoch":
+        forged[index] = entry._replace(epoch=entry.epoch + 1)
+    elif how == "cause":
+        forged[index] = entry._replace(cause=max(0, entry.cause - 1) if entry.cause else 1)
+    elif how == "removed":
+        del forged[index]
+    elif how == "swapped":
+        forged[index], forged[index + 1] = forged[index + 1], forged[index]
+    return forged, entry.position
+
+
+def can_be_tampered(entry: Entry, how: str) -> bool:
+    """For changed fields: it is a decision, or a fact, with a number in it."""
     derived = {"decision": True, "fact": False}.get(how)
-    while True:
-        index = random.randrange(1, len(forged) - 1)
-        entry = forged[index]
-        if how in ("decision", "fact"):
-            event = changed_fields(entry.event)
-            if entry.derived != derived or event is None:
-                continue
-            forged[index] = entry._replace(event=event)
-        elif how == "epoch":
-            forged[index] = entry._replace(epoch=entry.epoch + 1)
-        elif how == "cause":
-            forged[index] = entry._replace(cause=max(0, entry.cause - 1) if entry.cause else 1)
-        elif how == "removed":
-            del forged[index]
-        elif how == "swapped":
-            forged[index], forged[index + 1] = forged[index + 1], forged[index]
-        return forged, entry.position
+    return derived is None or (entry.derived == derived and changed_fields(entry.event) is not None)
 
 
 def found_at(report: Report, position: int) -> bool:
@@ -190,7 +193,7 @@ def found_at(report: Report, position: int) -> bool:
 
 
 @pytest.mark.parametrize("how", ["decision", "fact", "epoch", "cause", "removed", "swapped", "cut tail"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [seed for seed in range(30) if len(honest_log(seed)) > 40][:12])
 def test_a_tampered_log_is_found_and_the_place_named(how: str, seed: int) -> None:
     entries = honest_log(seed)
     forged, position = tamper(entries, how, Random(seed))
@@ -200,7 +203,10 @@ def test_a_tampered_log_is_found_and_the_place_named(how: str, seed: int) -> Non
 
 
 def is_of_one_code(entries: list[Entry]) -> bool:
-    return not any(isinstance(entry.event, ServiceStarted | PolicyAttached) and entry.event.code == OTHER_CODE for entry in entries)
+    """All of it, and more than a few entries of a run that failed at once."""
+    return len(entries) > 40 and not any(
+        isinstance(entry.event, ServiceStarted | PolicyAttached) and entry.event.code == OTHER_CODE for entry in entries
+    )
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(20) if is_of_one_code(honest_log(seed))])
