@@ -219,16 +219,16 @@ class TrainerCore:
 
     def outstanding(self) -> Sequence[Request]:
         books = self.books
-        if self.ended or books.plan is None:
+        if books.plan is None:
             return []
+        if self.ended:
+            # The end comes right after the last publication; the checkpoint of it is what the run leaves behind.
+            return self._checkpoint()
         requests: list[Request] = []
         if self._publication_due():
             cause = self._publish_cause or self._step_position or 1
             requests.append(Publish(f"publish:{books.version + 1}", cause, books.version + 1))
-        if self._checkpoint_due == books.steps_done and self.home and not requests:
-            requests.append(
-                Checkpoint(f"checkpoint:{books.steps_done}", self._step_position, books.steps_done, books.version, self._step_position)
-            )
+        requests += [] if requests else self._checkpoint()
         if self._yielding is not None and not self._must_stay():
             requests.append(Yield(f"yield:{self._yielding[0]}", self._yielding[1], self._yielding[0]))
         if self._reloading is not None:
@@ -237,6 +237,12 @@ class TrainerCore:
             is_boundary = books.batch.step % books.plan.trigger_parameter_sync_step == 0
             requests.append(Train(f"train:{books.batch.step}", 0, books.batch, books.version, is_boundary))
         return requests
+
+    def _checkpoint(self) -> list[Request]:
+        step, position = self.books.steps_done, self._step_position
+        if self._checkpoint_due != step or not self.home:
+            return []
+        return [Checkpoint(f"checkpoint:{step}", position, step, self.books.version, position)]
 
     def _publication_due(self) -> bool:
         books = self.books
