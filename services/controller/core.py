@@ -137,7 +137,7 @@ class ControllerCore:
             return self.boundary.answer(position, event)
         if self.boundary.version is not None or self.swing is not None or self._extra is not None:
             return "busy"
-        return self._take_back(event) if event.target == "train" else self._take_extra(position, event)
+        return self._take_back() if event.target == "train" else self._take_extra(position, event)
 
     def _amend(self, event: SwitchRequested) -> RejectReason | None:
         swing, lent = self.swing, self.lent
@@ -149,7 +149,7 @@ class ControllerCore:
             return "late"
         return None
 
-    def _take_back(self, _event: SwitchRequested) -> RejectReason | None:
+    def _take_back(self) -> RejectReason | None:
         if self.lent is None:
             return "not_lent"
         if self.lent.started.reason in FORCED:

@@ -37,7 +37,11 @@ def verify_log(entries: list[Entry], last_chain: str | None = None) -> Report:
 
 def run_seed(seed: int) -> World:
     """Simulates a seed; raises AssertionError naming what broke."""
-    world = World(seed)
+    return run_world(World(seed))
+
+
+def run_world(world: World) -> World:
+    """Runs a world to its end and checks decisions, chain, invariants and books; raises AssertionError naming what broke."""
     world.run()
     entries = world.store.entries
     report = verify_log(entries, entries[-1].chain)
