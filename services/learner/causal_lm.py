@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 import torch
+from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import ConfigError
 from services.learner.config import LearnerConfig
 from services.learner.passes import Layout, Pass, ScoredAnswer, build
+from services.transformers_lock import MAKING_A_MODEL
 
 _PROBE_TOLERANCE = 1e-3
 """Log-probabilities of a model that honours the packed mask differ by rounding only, of one that does not by far more."""
@@ -24,9 +28,10 @@ def load_model(config: LearnerConfig, device: str) -> PreTrainedModel:
         raise ConfigError(f"model {config.model} is no Hugging Face model folder: there is no {folder / 'config.json'}")
     transformers_logging.disable_progress_bar()
     try:
-        loaded: object = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=config.attention, local_files_only=True, output_loading_info=True
-        )
+        with MAKING_A_MODEL:
+            loaded: object = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation=config.attention, local_files_only=True, output_loading_info=True
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {config.model} cannot be loaded as a causal language model: {error}") from error
     model, loading = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
@@ -35,7 +40,25 @@ def load_model(config: LearnerConfig, device: str) -> PreTrainedModel:
     # Ratios compare the same function at two times; dropout would make it another one at each call. So a step draws no random number.
     module: torch.nn.Module = model.eval().requires_grad_(True)
     module.to(device)
+    if config.gradient_checkpointing:
+        _checkpoint_layers(model)
     return model
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Raises ConfigError for a model whose layers cannot be computed again, or not alike."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    dropout = {name: rate for name, rate in model.config.to_dict().items() if name.endswith(("dropout", "pdrop")) and rate}
+    if not layers or not model.supports_gradient_checkpointing:
+        raise ConfigError(f"actor.gradient_checkpointing is true, a {type(model).__name__} has no layers for it: set it to false")
+    if dropout:
+        raise ConfigError(
+            f"actor.gradient_checkpointing is true and the model's configuration has dropout {dropout}, which would be active with it: "
+            "set these to 0 in its config.json, or actor.gradient_checkpointing to false"
+        )
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # what is asked for when it decides; all below it stays in eval mode
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
@@ -45,15 +68,21 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return embeddings.num_embeddings
 
 
-def answer_logits(model: PreTrainedModel, tensors: Pass) -> torch.Tensor:
-    """Logits [tokens, vocabulary] of the positions that predict the pass's answer tokens, one row a token."""
-    logits: torch.Tensor = model(
-        input_ids=tensors.input_ids,
-        attention_mask=tensors.attention_mask,
-        position_ids=tensors.position_ids,
-        logits_to_keep=tensors.keep,
-        use_cache=False,
-    ).logits.flatten(0, 1)
+def answer_logits(model: PreTrainedModel, tensors: Pass, parameters: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    """Logits [tokens, vocabulary] of the positions that predict the pass's answer tokens, one row a token.
+
+    With other `parameters` than the model's own, they are those that the model would give if it had these.
+    """
+    inputs = {
+        "input_ids": tensors.input_ids,
+        "attention_mask": tensors.attention_mask,
+        "position_ids": tensors.position_ids,
+        "logits_to_keep": tensors.keep,
+        "use_cache": False,
+    }
+    module: torch.nn.Module = model
+    output = module(**inputs) if parameters is None else functional_call(module, dict(parameters), kwargs=inputs)
+    logits: torch.Tensor = output.logits.flatten(0, 1)
     return logits if tensors.pick is None else logits.index_select(0, tensors.pick)
 
 
@@ -66,9 +95,9 @@ def choose_layout(model: PreTrainedModel) -> Layout:
     vocabulary = vocabulary_size(model)
     tokens = [place % vocabulary for place in range(16)]
     probe = [
-        ScoredAnswer(0, tuple(tokens[:5]), tuple(tokens[5:8]), (0.0,) * 3, 0.0),
-        ScoredAnswer(0, tuple(tokens[:5]), tuple(tokens[8:13]), (0.0,) * 5, 0.0),
-        ScoredAnswer(1, tuple(tokens[13:16]), tuple(tokens[2:6]), (0.0,) * 4, 0.0),
+        ScoredAnswer(0, tuple(tokens[:5]), tuple(tokens[5:8]), (0.0,) * 3, 0.0, 0.0),
+        ScoredAnswer(0, tuple(tokens[:5]), tuple(tokens[8:13]), (0.0,) * 5, 0.0, 0.0),
+        ScoredAnswer(1, tuple(tokens[13:16]), tuple(tokens[2:6]), (0.0,) * 4, 0.0, 0.0),
     ]
     device = next(model.parameters()).device
     with torch.no_grad():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from bus.disk import room
 from bus.errors import CheckpointError
 from services.learner.digests import file_digest
 from services.learner.durable import flush
 
 STATE_FILE = "state.json"
 DIGESTS_FILE = "digests.json"
+MODEL = "model"
+"""The part with the weights, under the names that they are published with."""
 _PARTIAL = ".partial-"
 
 State = Mapping[str, str | int]
@@ -66,13 +69,14 @@ def write_checkpoint(folder: Path, state: State, parts: Mapping[str, Mapping[str
         flush(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        free = shutil.disk_usage(folder.parent).free
-        raise CheckpointError(f"cannot write checkpoint {folder}: {error}; {free} bytes are free there") from error
+        raise CheckpointError(f"cannot write checkpoint {folder}: {error}; {room(folder)}") from error
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Reads a checkpoint and checks every file. Raises CheckpointError naming the one that is missing or torn."""
+def read_checkpoint(folder: Path, parts: Collection[str] | None = None) -> Checkpoint:
+    """Reads a checkpoint, or only some of its parts, and checks every file read. Raises CheckpointError naming a missing or torn one."""
     digests = _read_json(folder / DIGESTS_FILE)
+    if parts is not None:
+        digests = {name: digest for name, digest in digests.items() if name == STATE_FILE or Path(name).stem in parts}
     for name, digest in digests.items():
         path = folder / name
         if not path.is_file():

@@ -1,14 +1,13 @@
-"""The learner for any Hugging Face causal language model: GRPO with AdamW, the same bits for the same batches.
+"""The learner for any Hugging Face causal language model: a policy gradient with AdamW, the same bits for the same batches.
 
-groups ─advantages─▶ passes ─┬─ forward, loss, backward ─┐  (gradients add up over the passes of all micro batches)
-                             └──────────◀────────────────┘
-                             ─▶ norm finite? ─▶ clip ─▶ AdamW at learning_rate(step)
+groups ─rewards─▶ advantages ─▶ passes ─┬─ forward, loss, backward ─┐  (gradients add up over the passes of all micro batches)
+                                        └──────────◀────────────────┘
+                                        ─▶ norm finite? ─▶ clip ─▶ AdamW at learning_rate(step)
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,22 +15,27 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
-from bus.errors import CheckpointError, LearnerError
+from bus.errors import CheckpointError, ConfigError, LearnerError
+from services.learner.advantages import estimate_advantages
+from services.learner.aggregation import token_shares
+from services.learner.anchors import AnchorWeights, Weights
 from services.learner.batch import check_batch, rollout_metrics
 from services.learner.causal_lm import answer_logits, choose_layout, load_model, vocabulary_size
-from services.learner.checkpoint import State, read_checkpoint, write_checkpoint
+from services.learner.checkpoint import MODEL, State, read_checkpoint, write_checkpoint
 from services.learner.config import LearnerConfig
-from services.learner.grpo import clipped_surrogate, group_advantages, truncated_importance_weight
+from services.learner.importance import importance_weights
+from services.learner.moments import OPTIMIZER, moments_saved, moments_to_save, move_moments
+from services.learner.objective import Anchors, pass_loss
+from services.learner.overlong import overlong_metrics, shaped_rewards
 from services.learner.passes import Pass, ScoredAnswer, build, cut, score
 from services.learner.protocol import StepReport
+from services.learner.reproducible import make_reproducible
 from services.learner.schedule import learning_rate
 from services.learner.tally import Tally
 from services.samples import SampleGroup
 
 KIND = "hf-1"
 """Written into checkpoints; changes with their format."""
-
-_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 _ROOM_FOR_PROMPTS = 2
 """A pass holds this many times the tokens of a micro batch, which counts answers only."""
@@ -45,7 +49,8 @@ class HfLearner:
     """
 
     def __init__(self, config: LearnerConfig, total_steps: int, *, offloaded: bool = False) -> None:
-        _make_reproducible(config)
+        _check_lengths(config)
+        make_reproducible(config)
         self._config = config
         self._total_steps = total_steps
         self._step = 0
@@ -56,6 +61,7 @@ class HfLearner:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), lr=config.lr, betas=config.betas, eps=config.adam_eps, weight_decay=config.weight_decay
         )
+        self._anchors = AnchorWeights(config, self._parameters)
 
     @property
     def step(self) -> int:
@@ -72,16 +78,22 @@ class HfLearner:
         if self._offloaded:
             raise LearnerError(f"step {step} cannot be trained while the learner is offloaded: reload it first")
         check_batch(self._step, step, batch, micro_batches)
-        advantages = [group_advantages([answer.reward for answer in group.answers]) for group in batch]
-        runs = [run for micro_batch in micro_batches for run in self._cut(score(batch, advantages, micro_batch))]
+        advantages, shares = self._weigh(batch)
+        runs = [run for micro_batch in micro_batches for run in self._cut(score(batch, advantages, shares, micro_batch))]
         self._check_vocabulary(step, runs)
-        old_logprobs: list[torch.Tensor] = []
-        updates = [self._update(step, runs, old_logprobs) for _ in range(self._config.epochs)]
+        self._anchors.keep(self._step)
+        anchors: list[Anchors] = []
+        updates = [self._update(step, runs, anchors) for _ in range(self._config.epochs)]
         self._step = step
         # Differences to the rollout are those of the weights that the step began with, the rest is what the last update saw.
         rollout = {name: value for name, value in updates[0].metrics.items() if name.startswith("rollout/")}
         seconds = {phase: math.fsum(update.seconds[phase] for update in updates) for phase in updates[0].seconds}
-        return StepReport(metrics={**updates[-1].metrics, **rollout, **rollout_metrics(batch)}, seconds=seconds)
+        measured = {**updates[-1].metrics, **rollout, **rollout_metrics(batch), **overlong_metrics(self._config, batch)}
+        return StepReport(metrics=measured, seconds=seconds)
+
+    def begin_cycle(self) -> None:
+        """See `Learner.begin_cycle`."""
+        self._anchors.begin_cycle(self._step)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Learner.weights`. Tied weights appear once, under the first of their names, as in a saved Hugging Face folder."""
@@ -96,28 +108,26 @@ class HfLearner:
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`. The schedule is a function of the step and no step draws random numbers: there is no more state."""
-        moments = {
-            f"{name}/{key}": value
-            for name, parameter in self._parameters.items()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
-        }
-        state: State = {"kind": KIND, "step": self._step, "torch": torch.__version__, "layout": self._layout}
-        write_checkpoint(folder, state, {"model": self.weights(), "optimizer": moments})
+        state: State = {"kind": KIND, "step": self._step, "torch": torch.__version__, "layout": self._layout, **self._anchors.state()}
+        parts = {MODEL: self.weights(), OPTIMIZER: moments_to_save(self._optimizer, self._parameters), **self._anchors.parts(self._step)}
+        write_checkpoint(folder, state, parts)
 
     def load(self, folder: Path) -> None:
         """See `Learner.load`."""
         checkpoint = read_checkpoint(folder)
         step = checkpoint.step(KIND)
-        saved, current = checkpoint.part("model"), self._model.state_dict()
+        saved, current = checkpoint.part(MODEL), self._model.state_dict()
         expected = {name: tensor.shape for name, tensor in self.weights().items()}
         if {name: tensor.shape for name, tensor in saved.items()} != expected:
             raise CheckpointError(f"{folder / 'model.safetensors'} {_first_difference(saved, expected)}: it is of another model")
-        moments = self._moments(folder, checkpoint.part("optimizer"))
+        moments = moments_saved(checkpoint, self._parameters)
+        cycle = self._anchors.saved(checkpoint, step)
         with torch.no_grad():
             for name, tensor in saved.items():
                 current[name].copy_(tensor)
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self._anchors.restore(*cycle)
         self._step = step
 
     def offload(self) -> None:
@@ -135,16 +145,23 @@ class HfLearner:
     def _cut(self, answers: Sequence[ScoredAnswer]) -> list[list[ScoredAnswer]]:
         return cut(answers, self._layout, self._config.max_tokens_per_micro_batch * _ROOM_FOR_PROMPTS)
 
+    def _weigh(self, batch: Sequence[SampleGroup]) -> tuple[list[list[float]], list[list[float]]]:
+        """Each answer's advantage, and the share that each of its tokens has in the loss."""
+        config, num_tokens = self._config, [[len(answer.tokens) for answer in group.answers] for group in batch]
+        rewards = shaped_rewards(config, batch)
+        advantages = estimate_advantages(config.adv_estimator, rewards, num_tokens, by_std=config.norm_adv_by_std_in_grpo)
+        return advantages, token_shares(config.loss_agg_mode, num_tokens, config.loss_norm)
+
     def _check_vocabulary(self, step: int, runs: Sequence[Sequence[ScoredAnswer]]) -> None:
         size = vocabulary_size(self._model)
         highest = max(max(*answer.prompt, *answer.tokens) for run in runs for answer in run)
         if highest >= size:
             raise LearnerError(f"step {step}: token {highest} is not in the vocabulary of {size}: the tokenizer is another model's")
 
-    def _update(self, step: int, runs: Sequence[Sequence[ScoredAnswer]], old_logprobs: list[torch.Tensor]) -> StepReport:
-        """One optimizer update; the first of a step fills `old_logprobs`. Raises LearnerError before the weights change."""
+    def _update(self, step: int, runs: Sequence[Sequence[ScoredAnswer]], anchors: list[Anchors]) -> StepReport:
+        """One optimizer update; the first of a step fills `anchors`. Raises LearnerError before the weights change."""
         started = time.monotonic()
-        metrics = self._accumulate(runs, old_logprobs).means()
+        metrics = self._accumulate(runs, anchors).results()
         computed = time.monotonic()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.max_grad_norm))
         loss, rate = metrics["actor/loss"], learning_rate(self._config, step, self._total_steps)
@@ -160,50 +177,45 @@ class HfLearner:
             seconds={"forward_backward": computed - started, "optimizer": time.monotonic() - computed},
         )
 
-    def _accumulate(self, runs: Sequence[Sequence[ScoredAnswer]], old_logprobs: list[torch.Tensor]) -> Tally:
-        """Leaves the gradient of the loss, the mean over all answer tokens of the batch, in the parameters."""
-        num_tokens = sum(len(answer.tokens) for run in runs for answer in run)
+    def _accumulate(self, runs: Sequence[Sequence[ScoredAnswer]], anchors: list[Anchors]) -> Tally:
+        """Leaves the gradient of the batch's loss in the parameters."""
         mask_dtype = torch.bfloat16 if self._config.dtype == "bfloat16" else torch.float32
-        tally = Tally(num_tokens)
+        tally = Tally(sum(len(answer.tokens) for run in runs for answer in run))
         for number, run in enumerate(runs):
             tensors = build(run, self._layout).to(torch.device(self._config.device), mask_dtype)
+            old, reference = self._anchor_logprobs(tensors) if len(anchors) == number else (None, None)
             logprobs, entropy = self._logprobs(tensors)
-            if len(old_logprobs) == number:
-                old_logprobs.append(tensors.rollout_logprobs if self._config.old_logprobs == "rollout" else logprobs.detach())
-            surrogate = clipped_surrogate(logprobs, old_logprobs[number], tensors.advantages, self._config.clip_low, self._config.clip_high)
-            loss = surrogate.loss * self._importance_weight(old_logprobs[number], tensors)
-            torch.autograd.backward(loss.sum() / num_tokens)
-            tally.add("actor/loss", loss.detach())
-            tally.add("actor/entropy", entropy)
-            tally.add("actor/ratio_mean", surrogate.ratio)
-            tally.add("actor/clip_fraction", surrogate.clipped)
+            if len(anchors) == number:
+                old = logprobs.detach() if old is None else old
+                weights = importance_weights(self._config, old, tensors.rollout_logprobs, tensors.lengths)
+                anchors.append(Anchors(old, weights, reference))
+            torch.autograd.backward(pass_loss(self._config, tensors, logprobs, entropy, anchors[number], tally))
             tally.add_difference("rollout/logprob_diff", logprobs.detach(), tensors.rollout_logprobs)
         return tally
 
-    def _importance_weight(self, old_logprobs: torch.Tensor, tensors: Pass) -> torch.Tensor | float:
-        if self._config.tis_cap is None:
-            return 1.0
-        return truncated_importance_weight(old_logprobs, tensors.rollout_logprobs, self._config.tis_cap)
+    def _anchor_logprobs(self, tensors: Pass) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Log-probabilities of π_old, None when it is the current policy, and of the reference model, None without one."""
+        old = (
+            tensors.rollout_logprobs
+            if self._config.old_logprobs == "bypass"
+            else self._frozen(tensors, self._anchors.cycle_start(self._step))
+        )
+        return old, self._frozen(tensors, self._anchors.reference)
 
-    def _logprobs(self, tensors: Pass) -> tuple[torch.Tensor, torch.Tensor]:
-        """Per answer token: its log-probability at the sampling temperature, and the distribution's entropy (without gradient)."""
+    def _frozen(self, tensors: Pass, weights: Weights | None) -> torch.Tensor | None:
+        if weights is None:
+            return None
+        with torch.no_grad():
+            return self._logprobs(tensors, weights)[0]
+
+    def _logprobs(self, tensors: Pass, weights: Weights | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Per answer token: its log-probability at the sampling temperature, and the distribution's entropy (its gradient if it counts)."""
         with torch.autocast(self._config.device, torch.bfloat16, enabled=self._config.dtype == "bfloat16"):
-            logits = answer_logits(self._model, tensors)
+            logits = answer_logits(self._model, tensors, weights)
         log_distribution = F.log_softmax(logits.float() / self._config.temperature, dim=-1)
         logprobs = -F.nll_loss(log_distribution, tensors.tokens, reduction="none")
-        detached = log_distribution.detach()
-        return logprobs, -(detached.exp() * detached).sum(-1)
-
-    def _moments(self, folder: Path, saved: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
-        """The optimizer's state by parameter number. Raises CheckpointError when a parameter's is incomplete or of another shape."""
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        for number, (name, parameter) in enumerate(self._parameters.items()):
-            found = {key: saved[f"{name}/{key}"] for key in _ADAM_STATE if f"{name}/{key}" in saved}
-            if found and [tensor.shape for tensor in found.values()] != [torch.Size(), parameter.shape, parameter.shape]:
-                raise CheckpointError(f"{folder / 'optimizer.safetensors'} has no complete state of {name}: it is of another model")
-            if found:  # a parameter that never got a gradient has none
-                moments[number] = found
-        return moments
+        measured = log_distribution if self._config.entropy_coeff else log_distribution.detach()
+        return logprobs, -(measured.exp() * measured).sum(-1)
 
     def _move(self, device: str) -> None:
         if self._config.device == "cpu":
@@ -211,23 +223,18 @@ class HfLearner:
         self._optimizer.zero_grad(set_to_none=True)
         module: torch.nn.Module = self._model
         module.to(device)
-        for state in self._optimizer.state.values():
-            for key, value in state.items():
-                # AdamW keeps its step count on the CPU.
-                state[key] = value if key == "step" else value.to(device)
+        move_moments(self._optimizer, device)
+        self._anchors.move(device)
         torch.cuda.empty_cache()
 
 
-def _make_reproducible(config: LearnerConfig) -> None:
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    if not config.deterministic:
-        return
-    if config.device == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses deterministic mode without it
-    torch.use_deterministic_algorithms(True)
-    # Filling every fresh tensor with NaN finds reads of uninitialised memory, at a price; no operation used here has them.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+def _check_lengths(config: LearnerConfig) -> None:
+    """Raises ConfigError when a setting needs the longest answer allowed and that is not known."""
+    needs = {"overlong_buffer_len": config.overlong_buffer_len is not None}
+    needs["loss_agg_mode seq-mean-token-sum-norm"] = config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_norm is None
+    for name, needed in needs.items():
+        if needed and config.max_response_length is None:
+            raise ConfigError(f"actor.{name} needs the longest answer allowed: set rollout.max_response_length")
 
 
 def _first_difference(saved: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size]) -> str:

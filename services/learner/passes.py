@@ -35,6 +35,8 @@ class ScoredAnswer:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     advantage: float
+    share: float
+    """What the loss of each of its tokens is multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Pass:
     """R rows of L tokens with T answer tokens in all; T-sized tensors have one order.
 
     `attention_mask` is [R, L] with 1 = token (padded) or additive [1, 1, L, L] (packed). `keep` are the K columns that get logits;
-    `pick` indexes the flattened [R * K] of them, one an answer token, and is None when it would be 0 .. T-1.
+    `pick` indexes the flattened [R * K] of them, one an answer token, and is None when it would be 0 .. T-1. `lengths` are the answers'.
     """
 
     input_ids: torch.Tensor
@@ -53,6 +55,8 @@ class Pass:
     tokens: torch.Tensor
     rollout_logprobs: torch.Tensor
     advantages: torch.Tensor
+    shares: torch.Tensor
+    lengths: tuple[int, ...]
 
     def to(self, device: torch.device, mask_dtype: torch.dtype = torch.float32) -> Pass:
         """The same on `device`; an additive mask must have the dtype that attention computes in."""
@@ -67,15 +71,18 @@ class Pass:
             tokens=self.tokens.to(device),
             rollout_logprobs=self.rollout_logprobs.to(device),
             advantages=self.advantages.to(device),
+            shares=self.shares.to(device),
         )
 
 
-def score(batch: Sequence[SampleGroup], advantages: Sequence[Sequence[float]], indices: Iterable[int]) -> list[ScoredAnswer]:
+def score(
+    batch: Sequence[SampleGroup], advantages: Sequence[Sequence[float]], shares: Sequence[Sequence[float]], indices: Iterable[int]
+) -> list[ScoredAnswer]:
     """Answers of the groups `indices` of the batch, without empty ones: they have nothing to train on."""
     return [
-        ScoredAnswer(index, batch[index].prompt_tokens, answer.tokens, answer.logprobs, advantage)
+        ScoredAnswer(index, batch[index].prompt_tokens, answer.tokens, answer.logprobs, advantage, share)
         for index in indices
-        for answer, advantage in zip(batch[index].answers, advantages[index], strict=True)
+        for answer, advantage, share in zip(batch[index].answers, advantages[index], shares[index], strict=True)
         if answer.tokens
     ]
 
@@ -119,6 +126,7 @@ def _padded(answers: Sequence[ScoredAnswer]) -> Pass:
         attention_mask=torch.tensor(mask),
         keep=torch.arange(first, num_columns - 1),
         pick=torch.tensor(pick),
+        lengths=tuple(len(answer.tokens) for answer in answers),
         **_targets(answers),
     )
 
@@ -150,6 +158,7 @@ def _packed(answers: Sequence[ScoredAnswer]) -> Pass:
         attention_mask=_additive_mask(torch.tensor(prompts), torch.tensor(segments)),
         keep=torch.tensor(keep),
         pick=None,
+        lengths=tuple(len(answer.tokens) for answer in answers),
         **_targets(answers),
     )
 
@@ -168,4 +177,5 @@ def _targets(answers: Sequence[ScoredAnswer]) -> dict[str, torch.Tensor]:
         "tokens": torch.tensor([token for answer in answers for token in answer.tokens]),
         "rollout_logprobs": torch.tensor([value for answer in answers for value in answer.logprobs], dtype=torch.float32),
         "advantages": torch.tensor([answer.advantage for answer in answers for _ in answer.tokens], dtype=torch.float32),
+        "shares": torch.tensor([answer.share for answer in answers for _ in answer.tokens], dtype=torch.float32),
     }

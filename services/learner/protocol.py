@@ -38,6 +38,9 @@ class Learner(Protocol):
         Raises LearnerError (loss not finite, steps not in order, …) with weights and optimizer as they were before.
         """
 
+    def begin_cycle(self) -> None:
+        """The current weights are those that a cycle begins with: they are published now, or were after this step. Twice is once."""
+
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The current weights on the CPU under their Hugging Face names; valid until the next `train`, `load`, `offload` or `reload`."""
 

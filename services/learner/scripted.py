@@ -1,6 +1,7 @@
 """A learner without a model, for tests and benchmarks: its weights are a digest of everything it was trained on.
 
-Two of them have equal weights exactly if they were trained on the same batches in the same order: a lost, doubled or swapped sample shows.
+Two of them have equal weights exactly if they were trained on the same batches in the same order and in the same cycles: a lost, doubled or
+swapped sample shows.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 import torch
 
 from bus.errors import CheckpointError
+from services.learner.anchors import CYCLE_STEP
 from services.learner.batch import check_batch, rollout_metrics
-from services.learner.checkpoint import read_checkpoint, write_checkpoint
+from services.learner.checkpoint import MODEL, read_checkpoint, write_checkpoint
 from services.learner.protocol import StepReport
 from services.samples import SampleGroup, pack_group
 
@@ -27,6 +29,7 @@ class ScriptedLearner:
     def __init__(self, seconds_per_step: float = 0.0) -> None:
         self._seconds_per_step = seconds_per_step
         self._step = 0
+        self._cycle_step = 0
         self._digest = hashlib.sha256(b"initial").digest()
 
     @property
@@ -39,6 +42,7 @@ class ScriptedLearner:
         check_batch(self._step, step, batch, micro_batches)
         started = time.monotonic()
         total = hashlib.sha256(self._digest)
+        total.update(f"{step - self._cycle_step}\n".encode())
         total.update(repr([list(micro_batch) for micro_batch in micro_batches]).encode())
         for group in batch:
             total.update(hashlib.sha256(pack_group(group)).digest())
@@ -47,22 +51,28 @@ class ScriptedLearner:
         metrics = {"actor/loss": 0.0, "actor/grad_norm": 0.0, "actor/lr": 0.0} | rollout_metrics(batch)
         return StepReport(metrics=metrics, seconds={"forward_backward": time.monotonic() - started, "optimizer": 0.0})
 
+    def begin_cycle(self) -> None:
+        """See `Learner.begin_cycle`."""
+        self._cycle_step = self._step
+
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Learner.weights`."""
         return {"digest": torch.tensor(list(self._digest), dtype=torch.uint8)}
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""
-        write_checkpoint(folder, {"kind": KIND, "step": self._step}, {"model": self.weights()})
+        write_checkpoint(folder, {"kind": KIND, "step": self._step, CYCLE_STEP: self._cycle_step}, {MODEL: self.weights()})
 
     def load(self, folder: Path) -> None:
         """See `Learner.load`."""
         checkpoint = read_checkpoint(folder)
         step = checkpoint.step(KIND)
-        saved = checkpoint.part("model").get("digest")
+        saved = checkpoint.part(MODEL).get("digest")
         if saved is None or saved.shape != (32,):
             raise CheckpointError(f"{folder / 'model.safetensors'} has no digest of 32 bytes: it is of another model")
-        self._digest, self._step = bytes(saved.tolist()), step
+        cycle_step = checkpoint.state.get(CYCLE_STEP, step)
+        assert isinstance(cycle_step, int)
+        self._digest, self._step, self._cycle_step = bytes(saved.tolist()), step, cycle_step
 
     def offload(self) -> None:
         """Nothing to move."""

@@ -6,27 +6,37 @@ import torch
 
 
 class Tally:
-    """Means and maxima over `num_tokens` tokens that arrive in parts; sums are float64."""
+    """Means, totals and maxima over `num_tokens` tokens that arrive in parts; sums are float64."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
         self._sums: dict[str, torch.Tensor] = {}
+        self._totals: dict[str, torch.Tensor] = {}
         self._maxima: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, values: torch.Tensor) -> None:
-        """Adds a part of the per-token values of `name`, shape [tokens of the part], detached."""
+        """Adds a part of the per-token values of `name`, shape [tokens of the part], detached; their mean is reported."""
         total = values.sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+    def add_total(self, name: str, values: torch.Tensor) -> None:
+        """Adds a part of values of `name`, detached; their sum is reported."""
+        total = values.sum(dtype=torch.float64)
+        self._totals[name] = self._totals[name] + total if name in self._totals else total
+
+    def add_highest(self, name: str, values: torch.Tensor) -> None:
+        """Adds a part of the per-token values of `name`, detached; the highest is reported."""
+        highest = values.max()
+        self._maxima[name] = torch.maximum(self._maxima[name], highest) if name in self._maxima else highest
 
     def add_difference(self, name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
         """Adds a part of |ours - theirs| as `<name>_mean` and `<name>_max`."""
         difference = (ours - theirs).abs()
         self.add(f"{name}_mean", difference)
-        highest = difference.max()
-        name = f"{name}_max"
-        self._maxima[name] = torch.maximum(self._maxima[name], highest) if name in self._maxima else highest
+        self.add_highest(f"{name}_max", difference)
 
-    def means(self) -> dict[str, float]:
-        """Every name with its mean over all tokens, or its maximum."""
+    def results(self) -> dict[str, float]:
+        """Every name with its mean over all tokens, its sum, or its maximum."""
         means = {name: float(total) / self._num_tokens for name, total in self._sums.items()}
-        return means | {name: float(highest) for name, highest in self._maxima.items()}
+        others = {name: float(value) for name, value in (*self._totals.items(), *self._maxima.items())}
+        return means | others

@@ -19,7 +19,12 @@ from services.learner.config import LearnerConfig
         ({"clip_high": -0.1}, "clip_high"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch"),
-        ({"tis_cap": 0.0}, "tis_cap"),
+        ({"rollout_is_threshold": 0.0}, "rollout_is_threshold"),
+        ({"rollout_is_limit": "mask", "rollout_is_threshold": 0.5}, "every weight would be masked"),
+        ({"overlong_buffer_len": 30, "max_response_length": 20}, "overlong_buffer_len is 30, answers have at most 20"),
+        ({"adv_estimator": "gae"}, "adv_estimator"),
+        ({"loss_agg_mode": "mean"}, "loss_agg_mode"),
+        ({"old_logprobs": "rollout"}, "bypass"),
         ({"dtype": "bfloat16"}, "needs device cuda"),
         ({"learning_rate": 1e-5}, "learning_rate"),
         ({"lr_schedule": "polynomial"}, "lr_schedule"),
@@ -28,13 +33,6 @@ from services.learner.config import LearnerConfig
 def test_a_setting_outside_its_limits_or_unknown_is_refused_by_name(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         LearnerConfig.model_validate({"model": "folder", **settings})
-
-
-def test_a_trust_region_is_the_default_c_52() -> None:
-    config = LearnerConfig(model="folder")
-    assert config.old_logprobs == "rollout"
-    assert 0 < config.clip_low < 1
-    assert config.clip_high > 0
 
 
 def test_configuration_micro_batches_schedule_and_protocol_do_not_import_torch() -> None:

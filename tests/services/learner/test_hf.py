@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from services.learner.micro_batches import plan_micro_batches
 from services.learner.protocol import Learner, StepReport
 from services.samples import SampleGroup
 from tests.services.learner.factories import make_answer, make_batch, save_tiny_qwen2
-from tests.services.learner.test_grpo import slow_advantages
+from tests.services.learner.slow import mean_of
+from tests.services.learner.slow_step import SlowStep, model_in_float64
 
 
 def make_learner(model: Path, **settings: object) -> HfLearner:
@@ -37,62 +38,34 @@ def train(learner: Learner, step: int, seed: int | None = None) -> StepReport:
     return learner.train(step, batch, plan(batch))
 
 
-class SlowStep:
-    """The same step in float64: one forward pass an answer, one token at a time, no batching."""
-
-    def __init__(self, folder: Path, batch: Sequence[SampleGroup], config: LearnerConfig) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-        terms: list[torch.Tensor] = []
-        self.differences: list[float] = []
-        self.entropies: list[float] = []
-        for group in batch:
-            advantages = slow_advantages([answer.reward for answer in group.answers])
-            for answer, advantage in zip(group.answers, advantages, strict=True):
-                logits = self.model(input_ids=torch.tensor([group.prompt_tokens + answer.tokens])).logits[0]
-                for place, token in enumerate(answer.tokens):
-                    distribution = torch.softmax(logits[len(group.prompt_tokens) + place - 1] / config.temperature, dim=0)
-                    terms.append(self._term(distribution[token], math.exp(answer.logprobs[place]), advantage, config))
-                    self.differences.append(abs(math.log(distribution[token].item()) - answer.logprobs[place]))
-                    self.entropies.append(-math.fsum(p * math.log(p) for p in distribution.tolist()))
-        self.loss = torch.stack(terms).sum() / len(terms)
-        torch.autograd.backward(self.loss)
-        squares = [float((parameter.grad**2).sum()) for parameter in self.model.parameters() if parameter.grad is not None]
-        self.grad_norm = math.sqrt(math.fsum(squares))
-
-    @staticmethod
-    def _term(probability: torch.Tensor, rollout: float, advantage: float, config: LearnerConfig) -> torch.Tensor:
-        old = rollout if config.old_logprobs == "rollout" else probability.item()
-        weight = 1.0 if config.tis_cap is None else min(old / rollout, config.tis_cap)
-        ratio = probability / old
-        bound = min(max(ratio.item(), 1 - config.clip_low), 1 + config.clip_high)
-        if bound * advantage < ratio.item() * advantage:
-            return -weight * bound * advantage * torch.ones_like(ratio)
-        return -weight * ratio * advantage
-
-
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"old_logprobs": "recompute", "tis_cap": 1.2},
-        {"old_logprobs": "recompute", "tis_cap": None},
-        {"clip_low": 0.1, "clip_high": 0.5, "temperature": 0.7},
+        {"adv_estimator": "rloo", "policy_loss": "unclipped"},
+        {"adv_estimator": "reinforce_plus_plus", "loss_agg_mode": "seq-mean-token-mean"},
+        {"norm_adv_by_std_in_grpo": False, "loss_agg_mode": "seq-mean-token-sum-norm", "max_response_length": 9},
+        {
+            "overlong_buffer_len": 5,
+            "overlong_penalty_factor": 0.5,
+            "max_response_length": 8,
+            "adv_estimator": "reinforce_plus_plus_baseline",
+        },
+        {"old_logprobs": "recompute", "rollout_is_threshold": 1.2},
+        {"old_logprobs": "recompute", "rollout_is": "sequence", "rollout_is_limit": "mask", "rollout_is_threshold": 20.0},
+        {"old_logprobs": "recompute", "rollout_is": "none", "entropy_coeff": 0.3},
+        {"clip_low": 0.1, "clip_high": 0.5, "temperature": 0.7, "gradient_checkpointing": True},
     ],
 )
 def test_loss_gradient_entropy_and_update_equal_those_of_a_slow_step(tiny_model: Path, layout: str, settings: dict[str, object]) -> None:
     learner = make_learner(tiny_model, layout=layout, max_grad_norm=0.05, **settings)
     config = LearnerConfig.model_validate({"model": str(tiny_model), **settings})
     batch = make_batch(11)
-    slow = SlowStep(tiny_model, batch, config)
+    slow = SlowStep(model_in_float64(tiny_model), batch, config)
     metrics = learner.train(1, batch, plan(batch)).metrics
-    assert metrics["actor/loss"] == pytest.approx(slow.loss.item(), rel=1e-4, abs=1e-6)
-    assert metrics["actor/grad_norm"] == pytest.approx(slow.grad_norm, rel=1e-4)
-    assert metrics["actor/entropy"] == pytest.approx(math.fsum(slow.entropies) / len(slow.entropies), rel=1e-5)
-    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(math.fsum(slow.differences) / len(slow.differences), rel=1e-5)
-    assert metrics["rollout/logprob_diff_max"] == pytest.approx(max(slow.differences), rel=1e-5)
-    scale = 0.05 / slow.grad_norm
-    assert scale < 1
+    check_measures(metrics, slow)
+    scale = min(1.0, 0.05 / slow.grad_norm)
     weights = learner.weights()
     for name, parameter in slow.model.named_parameters():
         assert parameter.grad is not None
@@ -101,6 +74,57 @@ def test_loss_gradient_entropy_and_update_equal_those_of_a_slow_step(tiny_model:
         # AdamW's first update has the size of the rate wherever the gradient is far above epsilon; below, rounding decides.
         clear = gradient.abs() > 1e-6
         torch.testing.assert_close(weights[name][clear].double(), expected[clear], atol=2e-5, rtol=0)
+
+
+def check_measures(metrics: Mapping[str, float], slow: SlowStep) -> None:
+    assert metrics["actor/loss"] == pytest.approx(slow.loss.item(), rel=1e-4, abs=1e-6)
+    assert metrics["actor/grad_norm"] == pytest.approx(slow.grad_norm, rel=1e-4)
+    assert metrics["actor/entropy"] == pytest.approx(mean_of(slow.entropies), rel=1e-5)
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(mean_of(slow.differences), rel=1e-5)
+    assert metrics["rollout/logprob_diff_max"] == pytest.approx(max(slow.differences), rel=1e-5)
+    assert metrics["actor/clip_fraction_low"] == pytest.approx(slow.clipped.count("low") / len(slow.clipped))
+    assert metrics["actor/clip_fraction_high"] == pytest.approx(slow.clipped.count("high") / len(slow.clipped))
+    assert metrics["actor/clip_fraction"] == pytest.approx(metrics["actor/clip_fraction_low"] + metrics["actor/clip_fraction_high"])
+    assert metrics.get("rollout/is_weight_mean", 1.0) == pytest.approx(mean_of(slow.weights), rel=1e-4)
+    if slow.divergences:
+        assert metrics["actor/kl"] == pytest.approx(mean_of(slow.divergences), rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_kl_loss": True, "kl_loss_coef": 0.5},
+        {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "k1"},
+        {"old_logprobs": "recompute", "rollout_is_threshold": 1.5, "clip_low": 0.05, "clip_high": 0.05},
+        {
+            "old_logprobs": "recompute",
+            "rollout_is": "sequence",
+            "rollout_is_threshold": 3.0,
+            "use_kl_loss": True,
+            "kl_loss_coef": 0.0,
+            "entropy_coeff": 0.1,
+            "loss_agg_mode": "seq-mean-token-mean",
+        },
+    ],
+)
+def test_a_later_step_of_a_cycle_equals_a_slow_one_against_its_start_and_the_initial_weights(
+    tiny_model: Path, layout: str, settings: dict[str, object]
+) -> None:
+    learner = make_learner(tiny_model, layout=layout, lr=2e-3, **settings)
+    train(learner, 1)
+    learner.begin_cycle()
+    cycle_start = {name: weights.clone() for name, weights in learner.weights().items()}
+    train(learner, 2)
+    train(learner, 3)
+    config = LearnerConfig.model_validate({"model": str(tiny_model), **settings})
+    current = model_in_float64(tiny_model, dict(learner.weights()))
+    reference = model_in_float64(tiny_model) if config.use_kl_loss else None
+    batch = make_batch(4)
+    slow = SlowStep(current, batch, config, model_in_float64(tiny_model, cycle_start), reference)
+    metrics = learner.train(4, batch, plan(batch)).metrics
+    check_measures(metrics, slow)
+    assert metrics["actor/ppo_kl"] != 0.0
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
@@ -170,10 +194,34 @@ def test_several_epochs_clip_against_the_same_old_log_probabilities(tiny_model: 
 
 def test_a_report_names_what_a_user_watches(tiny_model: Path) -> None:
     report = train(make_learner(tiny_model), 1)
-    actor = {"loss", "grad_norm", "lr", "entropy", "clip_fraction", "ratio_mean"}
+    actor = {"loss", "pg_loss", "grad_norm", "lr", "entropy", "ppo_kl", "ratio_mean"}
+    actor |= {"clip_fraction", "clip_fraction_low", "clip_fraction_high"}
     rollout = {"mean_reward", "reward_std", "mean_tokens", "logprob_diff_mean", "logprob_diff_max"}
     assert set(report.metrics) == {f"actor/{name}" for name in actor} | {f"rollout/{name}" for name in rollout}
     assert set(report.seconds) == {"forward_backward", "optimizer"}
+
+
+def test_a_report_names_what_is_measured_only_where_it_is_asked_for(tiny_model: Path) -> None:
+    plain = set(train(make_learner(tiny_model), 1).metrics)
+    settings = {"old_logprobs": "recompute", "use_kl_loss": True, "overlong_buffer_len": 4, "max_response_length": 9}
+    everything = train(make_learner(tiny_model, **settings), 1).metrics
+    more = {"is_weight_mean", "is_weight_max", "is_weight_limited", "overlong_fraction", "overlong_penalty"}
+    assert set(everything) - plain == {"actor/kl"} | {f"rollout/{name}" for name in more}
+    assert 0 < everything["rollout/overlong_fraction"] < 1
+    assert 0 < everything["rollout/is_weight_limited"] < 1
+    assert everything["rollout/is_weight_max"] > 2.0 > everything["rollout/is_weight_mean"]
+
+
+@pytest.mark.parametrize("settings", [{"overlong_buffer_len": 4}, {"loss_agg_mode": "seq-mean-token-sum-norm"}])
+def test_a_setting_that_needs_the_longest_answer_is_refused_without_it(tiny_model: Path, settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"actor\.{next(iter(settings))}.*set rollout\.max_response_length"):
+        make_learner(tiny_model, **settings)
+
+
+def test_gradient_checkpointing_changes_no_bit(tiny_model: Path) -> None:
+    plain, checkpointed = make_learner(tiny_model), make_learner(tiny_model, gradient_checkpointing=True)
+    assert train(plain, 1).metrics == train(checkpointed, 1).metrics
+    assert weights_digest(plain.weights()) == weights_digest(checkpointed.weights())
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -13,9 +13,13 @@ from tests.services.learner.test_hf import make_learner, train
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+ANCHORED = {"old_logprobs": "recompute", "use_kl_loss": True, "entropy_coeff": 0.01, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize("settings", [{}, ANCHORED], ids=["plain", "anchored"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_batches_give_the_same_bits_also_around_an_offload(tiny_model: Path, dtype: str) -> None:
-    learner, twin = (make_learner(tiny_model, device="cuda", dtype=dtype) for _ in range(2))
+def test_the_same_batches_give_the_same_bits_also_around_an_offload(tiny_model: Path, dtype: str, settings: dict[str, object]) -> None:
+    learner, twin = (make_learner(tiny_model, device="cuda", dtype=dtype, **settings) for _ in range(2))
     assert train(learner, 1).metrics == train(twin, 1).metrics
     learner.offload()
     learner.reload()
@@ -23,12 +27,14 @@ def test_the_same_batches_give_the_same_bits_also_around_an_offload(tiny_model: 
     assert weights_digest(learner.weights()) == weights_digest(twin.weights())
 
 
-def test_offloading_frees_the_device(tiny_model: Path) -> None:
+@pytest.mark.parametrize(("settings", "copies"), [({}, 3), (ANCHORED, 5)], ids=["plain", "anchored"])
+def test_offloading_frees_the_device(tiny_model: Path, settings: dict[str, object], copies: int) -> None:
+    """Weights and two moments; with anchors also those of the reference and of the start of the cycle."""
     before = torch.cuda.memory_allocated()
-    learner = make_learner(tiny_model, device="cuda")
+    learner = make_learner(tiny_model, device="cuda", **settings)
     train(learner, 1)
     model_bytes = sum(tensor.nbytes for tensor in learner.weights().values())
-    assert torch.cuda.memory_allocated() - before >= 3 * model_bytes
+    assert torch.cuda.memory_allocated() - before >= copies * model_bytes
     learner.offload()
     # Workspaces of the libraries may stay, model and moments may not.
     assert torch.cuda.memory_allocated() - before < model_bytes + 16 * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from services.learner.causal_lm import answer_logits, choose_layout, load_model
 from services.learner.config import LearnerConfig
 from services.learner.passes import Layout, ScoredAnswer, build, cut, score
 from services.samples import SampleGroup
-from tests.services.learner.factories import make_answer, make_batch
+from tests.services.learner.factories import make_answer, make_batch, save_tiny_qwen2
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed")
 
@@ -22,9 +23,13 @@ def load(folder: Path, **settings: object) -> PreTrainedModel:
     return load_model(LearnerConfig.model_validate({"model": str(folder), **settings}), "cpu")
 
 
+def same(batch: Sequence[SampleGroup], value: float) -> list[list[float]]:
+    return [[value] * len(group.answers) for group in batch]
+
+
 def scored(seed: int = 1) -> list[ScoredAnswer]:
     batch = make_batch(seed)
-    return score(batch, [[0.5] * len(group.answers) for group in batch], range(len(batch)))
+    return score(batch, same(batch, 0.5), same(batch, 0.25), range(len(batch)))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -47,18 +52,20 @@ def test_targets_are_in_the_order_of_the_answers(layout: Layout) -> None:
     assert tensors.tokens.tolist() == [token for answer in answers for token in answer.tokens]
     assert tensors.rollout_logprobs.tolist() == pytest.approx([value for answer in answers for value in answer.logprobs])
     assert tensors.advantages.tolist() == [0.5] * len(tensors.tokens)
+    assert tensors.shares.tolist() == [0.25] * len(tensors.tokens)
+    assert tensors.lengths == tuple(len(answer.tokens) for answer in answers)
 
 
 def test_a_packed_pass_holds_each_prompt_once_and_no_padding() -> None:
     batch = make_batch(2)
-    tensors = build(score(batch, [[0.0] * len(group.answers) for group in batch], range(len(batch))), "packed")
+    tensors = build(score(batch, same(batch, 0.0), same(batch, 0.0), range(len(batch))), "packed")
     fed = sum(len(group.prompt_tokens) + sum(len(answer.tokens) - 1 for answer in group.answers) for group in batch)
     assert tensors.input_ids.shape == (1, fed)
 
 
 def test_empty_answers_are_left_out() -> None:
     group = SampleGroup(0, (1, 2), (make_answer([], 0.0), make_answer([3], 1.0)))
-    assert [answer.tokens for answer in score([group], [[-1.0, 1.0]], [0])] == [(3,)]
+    assert [answer.tokens for answer in score([group], [[-1.0, 1.0]], [[0.0, 1.0]], [0])] == [(3,)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -74,8 +81,8 @@ def test_a_cut_bounds_each_pass_with_its_prompts_and_keeps_the_order(layout: Lay
 
 
 def test_an_answer_longer_than_the_bound_is_alone() -> None:
-    long = ScoredAnswer(0, (1,) * 5, (2,) * 50, (0.0,) * 50, 0.0)
-    short = ScoredAnswer(0, (1,) * 5, (2,) * 3, (0.0,) * 3, 0.0)
+    long = ScoredAnswer(0, (1,) * 5, (2,) * 50, (0.0,) * 50, 0.0, 0.0)
+    short = ScoredAnswer(0, (1,) * 5, (2,) * 3, (0.0,) * 3, 0.0, 0.0)
     assert [len(run) for run in cut([short, long, short, short], "packed", max_tokens=20)] == [1, 1, 2]
 
 
@@ -100,6 +107,39 @@ def test_a_model_with_sliding_windows_is_padded(tmp_path: Path) -> None:
     )
     MistralForCausalLM(config).save_pretrained(tmp_path)
     assert choose_layout(load(tmp_path)) == "padded"
+
+
+def kept_for_the_backward_pass(model: PreTrainedModel) -> int:
+    kept = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        answer_logits(model, build(scored(), "packed"))
+    return len(kept)
+
+
+def test_with_gradient_checkpointing_layers_keep_little_for_the_backward_pass(tiny_model: Path) -> None:
+    plain, checkpointed = load(tiny_model), load(tiny_model, gradient_checkpointing=True)
+    assert kept_for_the_backward_pass(checkpointed) < kept_for_the_backward_pass(plain) / 3
+
+
+def test_a_model_with_dropout_is_not_checkpointed(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing is true.*attn_pdrop"):
+        load(tmp_path, gradient_checkpointing=True)
+
+
+def test_logits_of_other_parameters_are_those_of_the_model_that_has_them(tiny_model: Path, tmp_path: Path) -> None:
+    model, other = load(tiny_model), load(save_tiny_qwen2(tmp_path / "other", seed=5))
+    tensors = build(scored(), "packed")
+    with torch.no_grad():
+        before = answer_logits(model, tensors)
+        borrowed = answer_logits(model, tensors, dict(other.named_parameters()))
+        assert torch.equal(borrowed, answer_logits(other, tensors))
+        assert torch.equal(answer_logits(model, tensors), before)
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

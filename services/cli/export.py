@@ -1,0 +1,101 @@
+"""`swingshift export RUN --version v`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from bus.errors import CheckpointError, ConfigError, WeightsError
+from bus.events import Event, RunPlanned
+from bus.recording import FILE_NAME, Recording
+from services.cli.mistakes import mistakes_explained
+from services.cli.source import find, open_source
+from services.config import SCRIPTED
+from services.launcher.folders import FoundRun
+from services.plan import config_of
+from services.trainer.versions import KINDS, VersionPlaces, versions_of
+
+if TYPE_CHECKING:
+    import torch
+
+READ_LIMIT = 512
+
+
+def export_command(named: str, redis: str | None, runs: Path, version: int | None, to: Path | None) -> None:
+    """Writes a version of a run's weights as a Hugging Face folder."""
+    with mistakes_explained():
+        found = find(named, runs, redis)
+        plan, *events = _events(found)
+        assert isinstance(plan, RunPlanned)
+        model = config_of(plan).model.path
+        if model == SCRIPTED:
+            raise ConfigError(f"run {found.run} has no model: its model.path is {SCRIPTED}")
+        places = versions_of(events, found.folder)
+        chosen = _chosen(found.run, places, version, model)
+        target = (to or found.folder / f"export-v{chosen.version}").absolute()
+        if target.exists():
+            raise ConfigError(f"{target} is there already: name another place with --to DIR, or remove it")
+
+        from services.learner.hf_folder import write_hf_folder
+
+        weights, source = _weights(chosen)
+        write_hf_folder(weights, Path(model), target)
+        typer.echo(f"version {chosen.version} of run {found.run} (step {chosen.step}, from {source}) is in {target}")
+
+
+def _events(found: FoundRun) -> Iterator[Event]:
+    """The plan, then what tells of versions: from the recording, which needs no server, else from the log."""
+    if (found.folder / FILE_NAME).is_file():
+        with Recording.open(found.folder) as recording:
+            yield recording.entry(1).event
+            for row in recording.rows(kinds=KINDS):
+                yield row.entry().event
+        return
+    with open_source(found) as source:
+        position = 0
+        while entries := source.read(position, READ_LIMIT):
+            yield from (entry.event for entry in entries if entry.position == 1 or entry.event.kind in KINDS)
+            position = entries[-1].position
+
+
+def _chosen(run: str, places: Mapping[int, VersionPlaces], version: int | None, model: str) -> VersionPlaces:
+    """The version asked for, or the newest that there is. Raises ConfigError naming those that there are."""
+    available = [number for number, place in sorted(places.items()) if place.available]
+    if version is None and available:
+        return places[available[-1]]
+    if version in available:
+        return places[version]
+    had = f"version {version} of run {run} was never published" if version not in places else f"version {version} of run {run} is gone"
+    if version is None:
+        had = f"no version of run {run} is there to be exported"
+    rest = f"those that can be exported: {', '.join(map(str, available))}" if available else "none can be exported any more"
+    initial = f"; version 0 is the model it began with, in {model}" if 0 not in available else ""
+    raise ConfigError(f"{had}; {rest}{initial}")
+
+
+def _weights(place: VersionPlaces) -> tuple[Mapping[str, torch.Tensor], str]:
+    """The tensors, whose digest is the one that was published, and where they were. Raises ConfigError when no place has them."""
+    from services.learner.checkpoint import MODEL, read_checkpoint
+    from services.learner.digests import weights_digest
+    from services.weights import load_weights
+
+    troubles: list[str] = []
+    if place.published is not None:
+        try:
+            return load_weights(place.published, place.digest), "the published weights"
+        except WeightsError as error:
+            troubles.append(str(error))
+    for folder in place.checkpoints:
+        try:
+            weights = read_checkpoint(folder, {MODEL}).part(MODEL)
+        except CheckpointError as error:
+            troubles.append(str(error))
+            continue
+        if weights_digest(weights) == place.digest:
+            return weights, f"checkpoint {os.path.relpath(folder)}"
+        troubles.append(f"{folder} has other weights than were published")
+    raise ConfigError(f"version {place.version} cannot be exported: {'; '.join(troubles)}")

@@ -1,0 +1,68 @@
+"""A trainer that is killed in the middle of a cycle comes back to the same bits when π_old is that of the cycle's start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from typer.testing import CliRunner, Result
+
+from bus.events import CheckpointSaved, RedoDiverged, ServiceStarted, StepDone, WeightsPublished
+from services.cli.app import build_app
+from services.learner.digests import weights_digest
+from tests.test_end_to_end import TRAINING, command, follow, recorded, steps_of, wait_for_log
+
+SETTINGS = (
+    "actor.old_logprobs=recompute",
+    "actor.use_kl_loss=true",
+    "actor.entropy_coeff=0.01",
+    "replicas.hybrid=0",
+    "async_training.total_steps=6",
+    "async_training.checkpoint_every_versions=3",
+    "async_training.on_redo_diverged=stop",
+)
+"""No checkpoint before step 6: a restart before it redoes everything, two starts of cycles among it."""
+
+
+def test_a_trainer_killed_in_mid_cycle_redoes_its_cycles_bit_for_bit_and_its_versions_are_exported(
+    tmp_path: Path, redis_url: str, run: str
+) -> None:
+    pid = 0
+    arguments = [*command(tmp_path, TRAINING, run, *SETTINGS), "--redis", redis_url]
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for_log(redis_url, run)
+        for entry in follow(redis_url, run):
+            if isinstance(entry.event, ServiceStarted) and entry.source == "trainer":
+                pid = entry.event.pid
+            if isinstance(entry.event, StepDone) and entry.event.step == 5:
+                os.kill(pid, signal.SIGKILL)
+        assert process.wait(timeout=60) == 0
+    entries = recorded(tmp_path, run)
+    events = [entry.event for entry in entries]
+    assert steps_of(entries) == list(range(1, 7))
+    assert sum(entry.source == "trainer" and isinstance(entry.event, ServiceStarted) for entry in entries) == 2
+    assert not [event for event in events if isinstance(event, RedoDiverged)]
+    steps = {event.step: event.metrics for event in events if isinstance(event, StepDone)}
+    # The first step of a cycle is its own π_old, the second one is measured against it.
+    assert [steps[step]["actor/ppo_kl"] == 0.0 for step in range(1, 7)] == [True, False] * 3
+    assert steps[6]["actor/kl"] > 0
+    assert "rollout/is_weight_mean" in steps[1]
+    check_exports(tmp_path, run, {event.version: event.digest for event in events if isinstance(event, WeightsPublished)})
+    assert [event.version for event in events if isinstance(event, CheckpointSaved)] == [3]
+
+
+def check_exports(folder: Path, run: str, digests: dict[int, str]) -> None:
+    """After the run, without its server: what was saved can be had, the rest is named."""
+    done = export("--version", "3", "--runs", str(folder), run)
+    assert done.exit_code == 0, done.output
+    exported: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder / run / "export-v3", local_files_only=True)
+    weights = {name: tensor for name, tensor in exported.state_dict().items() if name != "lm_head.weight"}
+    assert weights_digest(weights) == digests[3]
+    assert "those that can be exported: 3" in export("--version", "1", "--runs", str(folder), run).output
+
+
+def export(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(lambda _: 0), ["export", *arguments], env={"REDIS_URL": ""})
