@@ -1,74 +1,96 @@
 """The process that computes rewards, apart from a service's loops, so that a reward may take long, crash or never return.
 
-    rewards.RewardRunner ──[group, prompt, answers, reference]──▶ worker: one answer after the other
-                         ◀──[group, reward] or [group, reason, detail]── after each
+    rewards.RewardRunner ──[group, prompt, answers, reference]──▶ worker: one answer after the other, of an async function all at once
+                         ◀──[group, reward] or [group, reason, detail]── for each, in the order of the answers
 
 Both directions are msgpack on one socket; standard output goes to standard error, so that a reward may print. Imports no torch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-import importlib.util
 import math
 import os
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Literal, SupportsFloat, cast
 
 import msgpack
 
 from bus.errors import ConfigError
-from services.tasks import get_task
+from services.reward_functions import Reference, RewardSpec, TokenReward, load_reward, told
 
-Reference = str | Sequence[int]
-"""What the right answer is, as the task or the data set states it."""
-RewardFunction = Callable[[Sequence[int], Sequence[int], Reference], float]
-"""(prompt tokens, answer tokens, reference) -> reward; it gets tuples."""
 FailureReason = Literal["timeout", "raised", "not_a_number", "not_finite", "died"]
+Reply = tuple[float] | tuple[FailureReason, str]
+"""A reward, or why there is none."""
 
 READY = "ready"
 FAILED = "failed"
-MAX_DETAIL = 8_000
-"""Characters of a traceback that are sent on: its end, where the error is."""
+
+CANCEL_S = 1.0
+"""How long an awaited reward that is of no use any more may take to end."""
 
 _PR_SET_PDEATHSIG = 1
 _RECEIVE_BYTES = 1 << 16
 
 
-def load_reward(reward: str) -> RewardFunction:
-    """The reward function of a built-in task by its name, or `path/file.py:function`. Raises ConfigError."""
-    if ":" not in reward:
-        return cast(RewardFunction, get_task(reward).reward)
-    file, _, name = reward.rpartition(":")
-    path = Path(file).absolute()
-    spec = importlib.util.spec_from_file_location(f"reward_{path.stem}", path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"reward {reward}: {path} is no Python file: write `path/file.py:function`, or the name of a built-in task")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's module raises
-        raise ConfigError(f"reward {reward}: importing {path} failed:\n{_traceback()}") from error
-    function: object = vars(module).get(name)
-    if not callable(function):
-        raise ConfigError(f"reward {reward}: {path} has no function {name}")
-    return cast(RewardFunction, function)
+class Scorer:
+    """Scores groups of answers by one function, on one event loop for as long as the worker lives."""
+
+    def __init__(self, function: TokenReward) -> None:
+        self._function = function
+        self._loop = asyncio.new_event_loop()
+
+    def group(self, prompt: tuple[int, ...], answers: Sequence[tuple[int, ...]], reference: Reference) -> Iterator[Reply]:
+        """A reply for each answer in order, ending with the first failure.
+
+        A sync function is called for one answer after the other. What the calls of an async one return is awaited together.
+        """
+        waiting: list[asyncio.Task[Reply]] = []
+        try:
+            for answer in answers:
+                begun = self._begin(prompt, answer, reference)
+                if isinstance(begun, tuple):
+                    yield begun
+                    if len(begun) > 1:
+                        return
+                else:
+                    waiting.append(self._loop.create_task(_awaited(begun)))
+            for task in waiting:
+                reply = self._loop.run_until_complete(task)
+                yield reply
+                if len(reply) > 1:
+                    return
+        finally:
+            self._cancel(waiting)
+
+    def _begin(self, prompt: tuple[int, ...], answer: tuple[int, ...], reference: Reference) -> Reply | Awaitable[float]:
+        try:
+            value: object = self._function(prompt, answer, reference)
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is the outcome
+            return "raised", told(error)
+        return value if isinstance(value, Awaitable) else checked(value)
+
+    def _cancel(self, tasks: Sequence[asyncio.Task[Reply]]) -> None:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
 
 
-def compute(
-    function: RewardFunction, prompt: Sequence[int], answer: Sequence[int], reference: Reference
-) -> tuple[float] | tuple[FailureReason, str]:
-    """The reward, or why there is none."""
+async def _awaited(value: Awaitable[float]) -> Reply:
     try:
-        value: object = function(prompt, answer, reference)
-    except Exception:  # noqa: BLE001 - whatever a user's function raises is the outcome
-        return "raised", _traceback()
+        return checked(await value)
+    except Exception as error:  # noqa: BLE001 - as above
+        return "raised", told(error)
+
+
+def checked(value: object) -> Reply:
+    """What a function returned as a reward, or what is wrong with it."""
     # Text knows how to become a float, too, but a reward of "1" is a mistake.
     if isinstance(value, str | bytes | bytearray):
         return _not_a_number(value)
@@ -79,17 +101,13 @@ def compute(
     return (number,) if math.isfinite(number) else ("not_finite", f"the reward function returned {number}: return a finite number")
 
 
-def _not_a_number(value: object) -> tuple[FailureReason, str]:
+def _not_a_number(value: object) -> Reply:
     return "not_a_number", f"the reward function returned {value!r:.200}, of type {type(value).__name__}: return a float"
 
 
-def _traceback() -> str:
-    return traceback.format_exc()[-MAX_DETAIL:]
-
-
 def main(arguments: Sequence[str]) -> int:
-    """The worker's life. `arguments`: the socket's descriptor, the parent's process id, the reward, and cores to run on (or "")."""
-    descriptor, parent, reward, cores = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    """The worker's life. `arguments`: the socket's descriptor, the parent's process id, the reward as JSON, and cores to run on (or "")."""
+    descriptor, parent, reward, cores = int(arguments[0]), int(arguments[1]), RewardSpec.from_json(arguments[2]), arguments[3]
     _die_with(parent)
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
@@ -102,22 +120,19 @@ def main(arguments: Sequence[str]) -> int:
             channel.sendall(msgpack.packb([FAILED, str(error)]))
             return 1
         channel.sendall(msgpack.packb([READY]))
-        _serve(channel, function)
+        _serve(channel, Scorer(function))
     return 0
 
 
-def _serve(channel: socket.socket, function: RewardFunction) -> None:
+def _serve(channel: socket.socket, scorer: Scorer) -> None:
     # The parent bounds what is in flight; a limit here would be a second one to keep in step with it.
     groups = msgpack.Unpacker(use_list=False, max_buffer_size=0)
     while data := channel.recv(_RECEIVE_BYTES):
         groups.feed(data)
         for number, prompt, answers, reference in groups:
-            for answer in answers:
-                outcome = compute(function, prompt, answer, reference)
-                # A message after each answer: the first without one is the one that runs, so that is the one that is late.
-                channel.sendall(msgpack.packb([number, *outcome]))
-                if len(outcome) > 1:
-                    break
+            for reply in scorer.group(prompt, answers, reference):
+                # A message for each answer: the first without one is the one that runs, so that is the one that is late.
+                channel.sendall(msgpack.packb([number, *reply]))
 
 
 def _die_with(parent: int) -> None:

@@ -30,7 +30,8 @@ from typing import Self
 import msgpack
 
 from bus.errors import ConfigError
-from services.reward_worker import FAILED, READY, FailureReason, Reference
+from services.reward_functions import Reference, RewardSpec
+from services.reward_worker import FAILED, READY, FailureReason
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,13 @@ class RewardFailure:
     reason: FailureReason
     answer: int
     detail: str
+
+    def told(self, max_characters: int) -> str:
+        """In words: what happened, then the detail; of a long one its end, for that is where a traceback says what is wrong."""
+        words = {"raised": "the reward raised", "timeout": "the reward is late", "died": "the reward's process ended"}
+        said = f"{words.get(self.reason, 'the reward is no finite number')} (answer {self.answer}): "
+        room = max_characters - len(said)
+        return said + (self.detail if len(self.detail) <= room else "…" + self.detail[1 - room :]).strip()
 
 
 Outcome = tuple[float, ...] | RewardFailure
@@ -74,12 +82,12 @@ class _Worker:
 
 
 class RewardRunner:
-    """Rewards by the name of a built-in task or `path/file.py:function`; each answer may take `timeout_s`.
+    """Rewards by one function; each answer may take `timeout_s`, or all of a group together where the function is async.
 
     Without `cores` the workers run where this process may. A worker dies with the thread that called `start` (Linux), as with the process.
     """
 
-    def __init__(self, reward: str, workers: int = 1, timeout_s: float = 30.0, cores: Sequence[int] = ()) -> None:
+    def __init__(self, reward: RewardSpec, workers: int = 1, timeout_s: float = 30.0, cores: Sequence[int] = ()) -> None:
         self._reward = reward
         self._num_workers = workers
         self._timeout_s = timeout_s
@@ -226,7 +234,9 @@ class RewardRunner:
         self._workers.remove(worker)
         detail = f"{detail} (exit code {exit_code})"
         if not worker.ready:
-            raise ConfigError(f"reward {self._reward}: a worker was not ready within {START_TIMEOUT_S} s: {detail}; see its output")
+            raise ConfigError(
+                f"data.reward is {self._reward.reward}: a worker was not ready within {START_TIMEOUT_S} s: {detail}; see its output"
+            )
         logger.warning("reward worker replaced reason=%s exit_code=%s groups=%d", reason, exit_code, len(worker.groups))
         if worker.groups:
             failed = worker.groups.popleft()
@@ -239,7 +249,7 @@ class RewardRunner:
         here, there = socket.socketpair()
         with there:
             path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-            arguments = [str(there.fileno()), str(os.getpid()), self._reward, self._cores]
+            arguments = [str(there.fileno()), str(os.getpid()), self._reward.to_json(), self._cores]
             process = subprocess.Popen(
                 [sys.executable, "-m", "services.reward_worker", *arguments],
                 stdin=subprocess.DEVNULL,

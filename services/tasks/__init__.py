@@ -11,6 +11,11 @@ from services.tasks.sorting import SortingTask
 _TASKS: dict[str, Task] = {task.name: task for task in (SortingTask(),)}
 
 
+def task_names() -> tuple[str, ...]:
+    """The built-in tasks there are, in alphabetical order."""
+    return tuple(sorted(_TASKS))
+
+
 def get_task(name: str) -> Task:
     """The built-in task of this name. Raises ConfigError."""
     if name in _TASKS:

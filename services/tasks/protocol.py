@@ -1,9 +1,10 @@
 """What a built-in task is: numbered prompts, demonstrations to imitate, and a reward that can be checked by computation.
 
     prompt(i, seed) ──▶ model answers ──▶ reward(prompt, answer, reference) in [0, 1]
-    demonstration(i, seed) ──▶ warm start
+    demonstration(i, seed) ──▶ warm start        validation(i, seed) ──▶ evaluation
 
-A task speaks in token ids, so no tokenizer is needed. It is pure Python: reward workers and the rollouter import it without torch.
+A task speaks in token ids, so no tokenizer is needed; `text` says for people, and for rewards that read text, what they stand for. It is
+pure Python: reward workers and the rollouter import it without torch.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ class SpecialTokens:
     sep: int
 
 
+Reference = tuple[int, ...] | str
+"""What the right answer is: a built-in task's in tokens, `eos` included; that of a file in text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a plan and the right answer to it, `eos` included."""
+    """One prompt, and what the right answer to it is."""
 
     tokens: tuple[int, ...]
-    reference: tuple[int, ...]
+    reference: Reference
 
 
 class Task(Protocol):
@@ -56,8 +61,14 @@ class Task(Protocol):
     def prompt(self, index: int, seed: int) -> Prompt:
         """Prompt number `index` (from 0, without an end) of the order that `seed` fixes."""
 
+    def validation(self, index: int, seed: int) -> Prompt:
+        """Prompt number `index` of the validation set, drawn apart from the plan's."""
+
     def demonstration(self, index: int, seed: int) -> tuple[Prompt, tuple[int, ...]]:
         """A prompt that no plan contains, and an answer to it, not necessarily the best, for the warm start to imitate."""
 
     def reward(self, prompt: tuple[int, ...], answer: tuple[int, ...], reference: tuple[int, ...]) -> float:
         """How good `answer` is, in [0, 1]."""
+
+    def text(self, tokens: tuple[int, ...]) -> str:
+        """What these tokens stand for, the special ones without a sign of their own left out."""

@@ -17,6 +17,9 @@ from services.tasks.protocol import Prompt, SpecialTokens
 _SPECIAL = SpecialTokens(pad=0, bos=1, eos=2, sep=3)
 _FIRST_DIGIT = 4
 _DIGITS = 10
+_SIGNS = {_SPECIAL.pad: "", _SPECIAL.bos: "", _SPECIAL.eos: "", _SPECIAL.sep: "="} | {
+    _FIRST_DIGIT + digit: str(digit) for digit in range(_DIGITS)
+}
 _SPARE_TOKENS = 8
 """How much longer than a right answer one may get; it then is of no use, but shows that the end was missed."""
 
@@ -55,19 +58,23 @@ class SortingTask:
 
     def prompt(self, index: int, seed: int) -> Prompt:
         """`bos`, the digits, `sep`; the reference is the digits upwards, `eos`."""
-        return self._draw(random.Random(f"sorting plan {seed} {index}"))
+        return self._prompt(self._draw(random.Random(f"sorting plan {seed} {index}")))
+
+    def validation(self, index: int, seed: int) -> Prompt:
+        """As those of the plan, from draws of their own."""
+        return self._prompt(self._draw(random.Random(f"sorting validation {seed} {index}")))
 
     def demonstration(self, index: int, seed: int) -> tuple[Prompt, tuple[int, ...]]:
         """A prompt as drawn for the plan, and what one of the teachers answers."""
         source = random.Random(f"sorting lesson {seed} {index}")
-        prompt = self._draw(source)
-        left = list(prompt.reference[:-1])
+        digits = self._draw(source)
+        left = sorted(digits)
         following = -1 if source.random() < self.downwards else 0
         answer = []
         while left:
             careless = source.random() < self.carelessness
             answer.append(left.pop(int(source.random() * len(left)) if careless else following))
-        return prompt, (*answer, _SPECIAL.eos)
+        return self._prompt(digits), (*answer, _SPECIAL.eos)
 
     def reward(self, prompt: tuple[int, ...], answer: tuple[int, ...], reference: tuple[int, ...]) -> float:
         """Right tokens of the answer, as a share of its own or the reference's tokens, whichever are more.
@@ -88,8 +95,14 @@ class SortingTask:
                 following = next(smallest)
         return right / max(len(answer), len(reference))
 
-    def _draw(self, source: random.Random) -> Prompt:
+    def text(self, tokens: tuple[int, ...]) -> str:
+        """Digits as digits, `sep` as `=`, ids without a meaning as `?`."""
+        return "".join(_SIGNS.get(token, "?") for token in tokens)
+
+    def _draw(self, source: random.Random) -> list[int]:
         # Only random() gives the same sequence in every version of Python.
         length = self.min_digits + int(source.random() ** 2 * (self.max_digits - self.min_digits + 1))
-        digits = [_FIRST_DIGIT + int(source.random() * _DIGITS) for _ in range(length)]
+        return [_FIRST_DIGIT + int(source.random() * _DIGITS) for _ in range(length)]
+
+    def _prompt(self, digits: list[int]) -> Prompt:
         return Prompt((_SPECIAL.bos, *digits, _SPECIAL.sep), (*sorted(digits), _SPECIAL.eos))

@@ -15,22 +15,24 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError
+from services.reward_functions import RewardSpec, reward_digest
 from services.rewards import Outcome, RewardFailure, RewardRunner
 from services.tasks import get_task
+from services.tasks.protocol import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 
 REWARDS = """
-import os, signal, subprocess, sys, time
+import asyncio, os, signal, subprocess, sys, time
 
 class Number:
     def __float__(self):
         return 0.25
 
 def behave(prompt, answer, reference):
-    kind = answer[0]
+    kind = int(answer)
     if kind == 1:
-        raise RuntimeError(f"no reward for {prompt[0]}")
+        raise RuntimeError(f"no reward for {prompt}")
     if kind == 2:
         while True:
             pass
@@ -54,7 +56,21 @@ def behave(prompt, answer, reference):
         time.sleep(60)
     if kind == 10:
         time.sleep(0.3)
-    return answer[0] / 100
+    return kind / 100
+
+async def judge(prompt, answer, reference):
+    kind = int(answer)
+    if kind == 1:
+        raise RuntimeError(f"no judgement of {prompt}")
+    if kind == 2:
+        await asyncio.sleep(60)
+    if kind == 3:
+        return "good"
+    await asyncio.sleep(0.5)
+    return kind / 100
+
+def repeat(prompt, answer, reference):
+    raise RuntimeError("|".join((prompt, answer, reference)))
 
 def worker(prompt, answer, reference):
     return float(os.getpid())
@@ -62,8 +78,31 @@ def worker(prompt, answer, reference):
 def cores(prompt, answer, reference):
     return float(len(os.sched_getaffinity(0)))
 
+def two(prompt, answer):
+    return 0.0
+
 not_callable = 5
 """
+
+ZERO = 4
+"""Token of the digit 0 in the sorting task."""
+EOS = 2
+PROMPT = [1, ZERO + 1, ZERO + 1, 3]
+"""`11=`"""
+
+
+def spec(reward: object, digest: str = "") -> RewardSpec:
+    return RewardSpec(str(reward), task="sorting", digest=digest)
+
+
+def number(value: int) -> list[int]:
+    """The tokens that are a number in the sorting task's text."""
+    return [ZERO + int(digit) for digit in str(value)]
+
+
+def tokens_of(prompt: Prompt) -> tuple[int, ...]:
+    assert isinstance(prompt.reference, tuple)
+    return prompt.reference
 
 
 @pytest.fixture
@@ -85,7 +124,7 @@ def collect(runner: RewardRunner, count: int, within_s: float = 30.0) -> dict[in
 
 
 def score(runner: RewardRunner, *kinds: int, key: int = 0, reference: str = "") -> Outcome:
-    runner.submit(key, [11], [[kind] for kind in kinds], reference)
+    runner.submit(key, PROMPT, [number(kind) for kind in kinds], reference)
     return collect(runner, 1)[key]
 
 
@@ -110,28 +149,77 @@ def wait_until_dead(processes: Sequence[int]) -> bool:
 
 def test_a_built_in_task_scores_every_answer_of_a_group_in_order() -> None:
     prompt = get_task("sorting").prompt(0, seed=1)
-    wrong = prompt.reference[::-1]
-    with RewardRunner("sorting", workers=2) as runner:
-        runner.submit(7, prompt.tokens, [prompt.reference, wrong, prompt.reference], prompt.reference)
+    right = tokens_of(prompt)
+    wrong = right[::-1]
+    with RewardRunner(spec("sorting"), workers=2) as runner:
+        runner.submit(7, prompt.tokens, [right, wrong, right], right)
         outcome = collect(runner, 1)[7]
-    assert outcome == (1.0, get_task("sorting").reward(prompt.tokens, wrong, prompt.reference), 1.0)
+    assert outcome == (1.0, get_task("sorting").reward(prompt.tokens, wrong, right), 1.0)
 
 
-def test_a_function_of_a_file_gets_tuples_may_print_and_may_return_what_becomes_a_float(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave") as runner:
+def test_a_function_of_a_file_may_print_and_may_return_what_becomes_a_float(rewards_file: Path) -> None:
+    with RewardRunner(spec(f"{rewards_file}:behave")) as runner:
         assert score(runner, 7, 50) == (0.25, 0.5)
 
 
+def test_a_function_of_a_file_reads_text_whatever_the_prompts_are_from(rewards_file: Path) -> None:
+    with RewardRunner(spec(f"{rewards_file}:repeat")) as runner:
+        runner.submit(0, PROMPT, [[*number(305), EOS]], (*number(11), EOS))
+        assert failure(collect(runner, 1)[0]).detail.strip().endswith("RuntimeError: 11=|305|11")
+
+
+def test_the_answers_of_a_group_are_judged_together_by_an_async_function(rewards_file: Path) -> None:
+    with RewardRunner(spec(f"{rewards_file}:judge"), timeout_s=10.0) as runner:
+        score(runner, 50)
+        started = time.monotonic()
+        assert score(runner, *range(10, 30)) == tuple(kind / 100 for kind in range(10, 30))
+        assert time.monotonic() - started < 20 * 0.5, "one after the other it takes this long at least"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "words"),
+    [(1, "raised", "RuntimeError: no judgement of 11="), (2, "timeout", "2.0 s"), (3, "not_a_number", "'good', of type str")],
+)
+def test_an_async_function_fails_as_others_do_and_the_next_group_is_judged(rewards_file: Path, kind: int, reason: str, words: str) -> None:
+    with RewardRunner(spec(f"{rewards_file}:judge"), timeout_s=2.0) as runner:
+        outcome = failure(score(runner, 50, kind, 60))
+        assert (outcome.reason, outcome.answer) == (reason, 1)
+        assert words in outcome.detail
+        assert score(runner, 50) == (0.5,)
+
+
+def test_a_named_reward_reads_text(rewards_file: Path) -> None:
+    with RewardRunner(spec("number")) as runner:
+        assert score(runner, 11, 12, reference="11") == (1.0, 0.0)
+
+
+def test_a_file_that_is_not_what_was_planned_is_refused(rewards_file: Path) -> None:
+    digest = reward_digest(rewards_file)
+    with RewardRunner(spec(f"{rewards_file}:behave", digest)) as runner:
+        assert score(runner, 50) == (0.5,)
+    rewards_file.write_text(REWARDS + "# changed\n")
+    runner = RewardRunner(spec(f"{rewards_file}:behave", digest))
+    with pytest.raises(ConfigError, match=rf"is not what the run was planned with \(digest {digest}, now .*code/"):
+        runner.start()
+
+
+def test_of_a_long_detail_the_end_is_told() -> None:
+    told = RewardFailure("raised", 3, "Traceback\n" + "x" * 5_000 + "\nKeyError: 'gold'\n").told(200)
+    assert len(told) <= 200
+    assert told.startswith("the reward raised (answer 3): …xxx")
+    assert told.endswith("KeyError: 'gold'")
+
+
 def test_a_group_without_answers_has_no_rewards(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave") as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave")) as runner:
         assert score(runner) == ()
 
 
 def test_a_reward_that_raises_fails_its_group_with_the_traceback_and_the_worker_goes_on(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave") as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave")) as runner:
         outcome = failure(score(runner, 50, 1, 50))
         assert (outcome.reason, outcome.answer) == ("raised", 1)
-        assert "RuntimeError: no reward for 11" in outcome.detail
+        assert "RuntimeError: no reward for 11=" in outcome.detail
         assert "my_rewards.py" in outcome.detail
         assert score(runner, 60) == (0.6,)
 
@@ -141,16 +229,16 @@ def test_a_reward_that_raises_fails_its_group_with_the_traceback_and_the_worker_
     [(3, "not_finite", "returned nan"), (4, "not_a_number", "'0.5', of type str"), (8, "not_a_number", "NoneType")],
 )
 def test_a_reward_that_is_no_finite_number_says_what_came(rewards_file: Path, kind: int, reason: str, detail: str) -> None:
-    with RewardRunner(f"{rewards_file}:behave") as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave")) as runner:
         outcome = failure(score(runner, kind))
     assert outcome.reason == reason
     assert detail in outcome.detail
 
 
 def test_a_reward_that_never_returns_is_ended_in_time_and_only_its_own_group_fails(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave", workers=1, timeout_s=2.0) as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave"), workers=1, timeout_s=2.0) as runner:
         for key in range(6):
-            runner.submit(key, [11], [[50], [2 if key == 2 else 60]], "")
+            runner.submit(key, PROMPT, [number(50), number(2 if key == 2 else 60)], "")
         outcomes = collect(runner, 6)
     late = failure(outcomes.pop(2))
     assert (late.reason, late.answer) == ("timeout", 1)
@@ -159,13 +247,13 @@ def test_a_reward_that_never_returns_is_ended_in_time_and_only_its_own_group_fai
 
 
 def test_the_time_limit_is_one_rewards_not_a_groups(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave", timeout_s=1.5) as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave"), timeout_s=1.5) as runner:
         assert score(runner, *[10] * 6) == (0.1,) * 6
 
 
 def test_rewards_that_came_while_nobody_polled_are_not_late(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave", timeout_s=1.5) as runner:
-        runner.submit(0, [11], [[10]], "")
+    with RewardRunner(spec(f"{rewards_file}:behave"), timeout_s=1.5) as runner:
+        runner.submit(0, PROMPT, [number(10)], "")
         assert runner.poll(0) == []
         time.sleep(2.0)
         assert collect(runner, 1) == {0: (0.1,)}
@@ -173,9 +261,9 @@ def test_rewards_that_came_while_nobody_polled_are_not_late(rewards_file: Path) 
 
 @pytest.mark.parametrize(("kind", "exit_code"), [(5, 3), (6, -signal.SIGSEGV)])
 def test_a_worker_that_dies_is_replaced_and_the_groups_behind_it_are_computed(rewards_file: Path, kind: int, exit_code: int) -> None:
-    with RewardRunner(f"{rewards_file}:behave", workers=1) as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave"), workers=1) as runner:
         for key in range(4):
-            runner.submit(key, [11], [[kind if key == 0 else 50]], "")
+            runner.submit(key, PROMPT, [number(kind if key == 0 else 50)], "")
         outcomes = collect(runner, 4)
     dead = failure(outcomes.pop(0))
     assert (dead.reason, dead.answer) == ("died", 0)
@@ -185,15 +273,15 @@ def test_a_worker_that_dies_is_replaced_and_the_groups_behind_it_are_computed(re
 
 def test_what_a_late_reward_has_started_ends_with_it(rewards_file: Path, tmp_path: Path) -> None:
     note = tmp_path / "processes"
-    with RewardRunner(f"{rewards_file}:behave", timeout_s=1.0) as runner:
+    with RewardRunner(spec(f"{rewards_file}:behave"), timeout_s=1.0) as runner:
         assert failure(score(runner, 9, reference=str(note))).reason == "timeout"
         assert wait_until_dead([int(process) for process in note.read_text().split()])
 
 
 def test_a_large_group_behind_a_busy_worker_blocks_nobody(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave", workers=1) as runner:
-        runner.submit(0, [11], [[10]] * 7, "")
-        runner.submit(1, [11], [[50, *range(200_000)]] * 8, "")
+    with RewardRunner(spec(f"{rewards_file}:behave"), workers=1) as runner:
+        runner.submit(0, PROMPT, [number(10)] * 7, "")
+        runner.submit(1, PROMPT, [number(50) + [EOS] * 200_000] * 8, "")
         started = time.monotonic()
         runner.poll(0)
         assert time.monotonic() - started < 1.0
@@ -201,22 +289,22 @@ def test_a_large_group_behind_a_busy_worker_blocks_nobody(rewards_file: Path) ->
 
 
 def test_several_workers_share_the_groups(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:worker", workers=3) as runner:
+    with RewardRunner(spec(f"{rewards_file}:worker"), workers=3) as runner:
         for key in range(12):
-            runner.submit(key, [11], [[0]], "")
+            runner.submit(key, PROMPT, [number(0)], "")
         processes = set(collect(runner, 12).values())
     assert len(processes) == 3
 
 
 def test_workers_run_on_the_cores_they_are_given(rewards_file: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    with RewardRunner(f"{rewards_file}:cores", cores=[core]) as runner:
+    with RewardRunner(spec(f"{rewards_file}:cores"), cores=[core]) as runner:
         assert score(runner, 0) == (1.0,)
 
 
 def test_groups_may_be_submitted_by_another_thread_while_this_one_waits(rewards_file: Path) -> None:
-    with RewardRunner(f"{rewards_file}:behave") as runner:
-        timer = threading.Timer(0.2, runner.submit, (5, [11], [[50]], ""))
+    with RewardRunner(spec(f"{rewards_file}:behave")) as runner:
+        timer = threading.Timer(0.2, runner.submit, (5, PROMPT, [number(50)], ""))
         timer.start()
         started = time.monotonic()
         outcomes = runner.poll(30.0)
@@ -227,19 +315,22 @@ def test_groups_may_be_submitted_by_another_thread_while_this_one_waits(rewards_
 
 def test_a_thousand_groups_of_a_trivial_reward_take_seconds_and_none_is_lost() -> None:
     prompt = get_task("sorting").prompt(3, seed=1)
-    with RewardRunner("sorting", workers=1) as runner:
+    right = tokens_of(prompt)
+    with RewardRunner(spec("sorting"), workers=1) as runner:
         for key in range(1_000):
-            runner.submit(key, prompt.tokens, [prompt.reference] * 8, prompt.reference)
+            runner.submit(key, prompt.tokens, [right] * 8, right)
         assert set(collect(runner, 1_000, within_s=20).values()) == {(1.0,) * 8}
 
 
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ("sortin", "did you mean sorting"),
+        ("sortin", "data.reward is 'sortin': there are exact, number, math_verify, sorting, .*; did you mean sorting?"),
+        ("exakt", r"did you mean exact\?"),
         ("missing.py:behave", r"missing\.py is no Python file"),
-        ("{file}:nothing", "has no function nothing"),
+        ("{file}:nothing", "has no function nothing, only behave, judge, repeat, worker, cores, two"),
         ("{file}:not_callable", "has no function not_callable"),
+        ("{file}:two", r"called as reward\(prompt, answer, reference\), which its parameters \(prompt, answer\) do not allow"),
         ("{broken}:behave", r"importing .*broken\.py failed:\n(.|\n)*ZeroDivisionError"),
         ("{ends}:behave", "not ready"),
     ],
@@ -248,7 +339,7 @@ def test_a_reward_that_cannot_be_loaded_is_told_at_the_start(rewards_file: Path,
     broken, ends = tmp_path / "broken.py", tmp_path / "ends.py"
     broken.write_text("1 / 0\n")
     ends.write_text("import os\nos._exit(1)\n")
-    runner = RewardRunner(reward.format(file=rewards_file, broken=broken, ends=ends))
+    runner = RewardRunner(spec(reward.format(file=rewards_file, broken=broken, ends=ends)))
     with pytest.raises(ConfigError, match=message):
         runner.start()
 
@@ -256,11 +347,12 @@ def test_a_reward_that_cannot_be_loaded_is_told_at_the_start(rewards_file: Path,
 def test_workers_die_with_their_parent_even_in_the_middle_of_a_reward(rewards_file: Path) -> None:
     parent = textwrap.dedent(f"""
         import sys, time
+        from services.reward_functions import RewardSpec
         from services.rewards import RewardRunner
-        runner = RewardRunner({f"{rewards_file}:worker"!r}, workers=2)
+        runner = RewardRunner(RewardSpec({f"{rewards_file}:worker"!r}, task="sorting"), workers=2)
         runner.start()
         for key in range(8):
-            runner.submit(key, [11], [[0]], "")
+            runner.submit(key, [1, 3], [[4]], "")
         workers = set()
         while len(workers) < 2:
             workers.update(int(outcome[0]) for _, outcome in runner.poll(1.0))
@@ -279,9 +371,9 @@ def test_workers_die_with_their_parent_even_in_the_middle_of_a_reward(rewards_fi
 
 
 def test_close_ends_a_worker_in_the_middle_of_a_reward(rewards_file: Path) -> None:
-    runner = RewardRunner(f"{rewards_file}:behave")
+    runner = RewardRunner(spec(f"{rewards_file}:behave"))
     runner.start()
-    runner.submit(0, [11], [[2]], "")
+    runner.submit(0, PROMPT, [number(2)], "")
     runner.poll(0.1)
     started = time.monotonic()
     runner.close()
@@ -289,5 +381,5 @@ def test_close_ends_a_worker_in_the_middle_of_a_reward(rewards_file: Path) -> No
 
 
 def test_a_worker_needs_no_torch() -> None:
-    probe = "import sys, services.reward_worker, services.rewards; sys.exit('torch' in sys.modules)"
+    probe = "import sys, services.reward_worker, services.rewards, services.data.tokenizer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=False).returncode == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bus.errors import ConfigError
 from services.tasks import get_task
-from services.tasks.protocol import Task
+from services.tasks.protocol import Reference, Task
 from services.tasks.sorting import SortingTask
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,6 +25,11 @@ DIGITS = range(4, 14)
 def reward(digits: list[int], answer: list[int]) -> float:
     prompt = (TASK.special.bos, *digits, TASK.special.sep)
     return TASK.reward(prompt, tuple(answer), (*sorted(digits), EOS))
+
+
+def tokens_of(reference: Reference) -> tuple[int, ...]:
+    assert isinstance(reference, tuple)
+    return reference
 
 
 def slow_reward(answer: tuple[int, ...], reference: tuple[int, ...]) -> float:
@@ -65,6 +70,22 @@ def test_prompts_are_the_same_in_every_process_and_version() -> None:
     }
 
 
+def test_validation_prompts_are_drawn_apart_from_the_plans_and_the_lessons() -> None:
+    validation = [TASK.validation(index, 0) for index in range(100)]
+    assert validation == [SortingTask().validation(index, 0) for index in range(100)]
+    long = {prompt.tokens for prompt in validation if len(prompt.tokens) > 12}
+    assert len(long) > 30
+    assert not long & {TASK.prompt(index, 0).tokens for index in range(1_000)}
+    assert not long & {TASK.demonstration(index, 0)[0].tokens for index in range(1_000)}
+
+
+def test_tokens_stand_for_text_that_people_can_read() -> None:
+    prompt = TASK.prompt(5, 11)
+    assert TASK.text(prompt.tokens) == "63899373="
+    assert TASK.text(tokens_of(prompt.reference)) == "33367899"
+    assert TASK.text((15, 0, 99)) == "??"
+
+
 def test_answers_have_a_tail_the_longest_prompts_are_rare() -> None:
     lengths = sorted(len(TASK.prompt(index, 0).reference) for index in range(1_000))
     assert lengths[-1] > 45
@@ -91,7 +112,7 @@ def test_a_lesson_is_a_permutation_of_its_digits_and_no_prompt_of_the_plan() -> 
 def test_teachers_disagree_and_score_low_but_careful_upward_ones_would_be_right() -> None:
     def score(task: SortingTask) -> float:
         lessons = [task.demonstration(index, 0) for index in range(500)]
-        return fmean(task.reward(prompt.tokens, answer, prompt.reference) for prompt, answer in lessons)
+        return fmean(task.reward(prompt.tokens, answer, tokens_of(prompt.reference)) for prompt, answer in lessons)
 
     assert 0.3 < score(SortingTask()) < 0.55
     assert score(SortingTask(downwards=0.0, carelessness=0.0)) == 1.0
