@@ -25,7 +25,8 @@ FIXED_LINES = 9
 NUMBERS = ("in flight", "version", "answers")
 """Columns of the replicas."""
 STYLES = {
-    "generate": "green", "train": "green", "idle": "yellow", "update": "cyan", "asleep": "dim", "starting": "dim", "lost": "bold red"
+    "generate": "green", "train": "green", "evaluate": "blue", "idle": "yellow", "update": "cyan", "asleep": "dim", "starting": "dim",
+    "lost": "bold red",
 }  # fmt: skip
 
 
@@ -156,7 +157,7 @@ class Board:
         return since if plan.hybrid else f"{since}, no hybrid replica to lend to"
 
     def _swing_costs(self) -> str:
-        swings, wall = self.summary.swings.all, self.summary.devices.total_s
+        swings, wall = self.summary.swings.all, self.summary.wall_s
         done = [swing for swing in swings if swing.outcome == "done"]
         cost = fsum(swing.seconds or 0.0 for swing in swings)
         share = f", {100 * cost / wall:.1f} % of the time" if wall > 0 and swings else ""

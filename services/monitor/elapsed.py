@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bus.entry import Entry
-from services.monitor.clocks import NANOSECONDS
+from services.monitor.run_clock import NANOSECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from bus.entry import Entry
 from bus.events import (
     CheckpointRequested,
     DeadlineMissed,
+    EvalDone,
     KillRequested,
     PolicyAttached,
     PromptsExhausted,
@@ -87,6 +88,10 @@ def _about_run(entry: Entry) -> str | None:
             return f"{entry.source} started anew, epoch {entry.epoch}"
         case PolicyAttached() as event if event.mode == "active":
             return f"policy {event.name} decides from here on"
+        case EvalDone() as event:
+            what = "in part" if event.partial else "done"
+            reward = event.metrics.get("eval/mean_reward")
+            return f"evaluation of version {event.version} {what}: {'no score' if reward is None else f'mean reward {reward:.3f}'}"
         case PromptsExhausted() as event:
             return f"all {event.num_prompts} prompts were started"
         case StopRequested() as event:

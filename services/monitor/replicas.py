@@ -1,6 +1,7 @@
 """What each replica does, folded from the log.
 
 starting ─ReplicaAdded─▶ standalone: idle ⇄ generate (requests in flight) ⇄ update      any ─ReplicaLost, ServiceLost─▶ lost
+                                     idle ⇄ evaluate (pinned: EvalRequested … EvalDone)
                          hybrid:     asleep ─RoutesOpened─▶ idle ⇄ generate ─RoutesCut─▶ asleep
 """
 
@@ -11,6 +12,8 @@ from typing import Literal
 
 from bus.entry import Entry
 from bus.events import (
+    EvalDone,
+    EvalRequested,
     ReplicaAdded,
     ReplicaAwake,
     ReplicaFailed,
@@ -25,7 +28,7 @@ from bus.events import (
 )
 from bus.requests import REPLICA_PREFIX, Requests
 
-Doing = Literal["starting", "asleep", "idle", "generate", "update", "lost"]
+Doing = Literal["starting", "asleep", "idle", "generate", "update", "evaluate", "lost"]
 
 
 @dataclass
@@ -40,11 +43,18 @@ class ReplicaState:
     open: bool = False
     """Requests may be routed to it."""
     updating: bool = False
+    evaluating: bool = False
+    """It is pinned to a version that is evaluated."""
     lost: bool = False
     version: int = -1
     slots: int = 0
     answers: int = 0
     """Answers that it finished."""
+
+    @property
+    def serves(self) -> bool:
+        """It is up, and requests may be routed to it, now or after its update."""
+        return self.there and not self.lost and (self.open or not self.hybrid)
 
     def doing(self, in_flight: int) -> Doing:
         """What it does now."""
@@ -54,6 +64,8 @@ class ReplicaState:
             return "starting"
         if self.hybrid and not self.open:
             return "asleep"
+        if self.evaluating:
+            return "evaluate"
         if self.updating:
             return "update"
         return "generate" if in_flight else "idle"
@@ -98,6 +110,9 @@ class ReplicaStates:
             case RoutesOpened():
                 for state in self.by_name.values():
                     state.open = state.name in event.replicas
+            case EvalDone():
+                for state in self.by_name.values():
+                    state.evaluating = False
             case RoutesCut():
                 for state in self.by_name.values():
                     state.open = False
@@ -110,6 +125,8 @@ class ReplicaStates:
             case ReplicaAdded():
                 state = self._of(event.replica)
                 state.there, state.slots = True, event.slots
+            case EvalRequested():
+                self._of(event.replica).evaluating = True
             case WeightUpdateRequested():
                 self._of(event.replica).updating = True
             case WeightsApplied():
@@ -126,13 +143,13 @@ class ReplicaStates:
 
     def _begin(self, name: str, epoch: int) -> None:
         state = self._of(name)
-        state.lost = state.there = state.open = state.updating = False
+        state.lost = state.there = state.open = state.updating = state.evaluating = False
         state.epoch = epoch
 
     def _lose(self, name: str, epoch: int) -> None:
         state = self._of(name)
         if epoch >= state.epoch:
-            state.lost, state.there, state.open, state.updating = True, False, False, False
+            state.lost, state.there, state.open, state.updating, state.evaluating = True, False, False, False, False
 
     def _of(self, name: str) -> ReplicaState:
         return self.by_name.setdefault(name, ReplicaState(name, hybrid=False))

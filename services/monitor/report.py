@@ -41,17 +41,35 @@ def _numbers(summary: Mapping[str, object], verified: Verified | None) -> Table:
     table.add_row("time", f"{_seconds(summary['wall_seconds'])}, after {_seconds(summary['startup_seconds'])} of start-up")
     table.add_row("steps", f"{summary['steps']}, weights published up to version {summary['version']}")
     table.add_row("reward", _reward(summary))
+    evaluations = cast("Sequence[Mapping[str, object]]", summary["evaluations"])
+    if evaluations:
+        table.add_row("evaluation", _evaluations(evaluations))
     table.add_row("samples", f"{summary['samples_trained']} trained, {_dropped(summary)}; {_staleness(summary)}")
-    table.add_row("tokens", f"{summary['tokens_generated']:,} generated, {_plain(summary['tokens_per_second'])} a second")
+    table.add_row("tokens", _tokens(summary))
     table.add_row("waits", f"{_seconds(summary['wait_seconds'])} in all, {_seconds(summary['wait_seconds_per_step'])} a step")
     table.add_row("swings", _swing_totals(summary))
     table.add_row("busy", _utilisation(summary))
-    table.add_row("trainer", _classes(cast("Mapping[str, float]", summary["trainer_seconds"])))
-    for name, classes in cast("Mapping[str, Mapping[str, float]]", summary["replica_seconds"]).items():
-        table.add_row(name, _classes(classes))
+    for device in cast("Sequence[Mapping[str, object]]", summary["devices"]):
+        table.add_row(cast("Sequence[str]", device["holders"])[0], _device(device))
     if verified is not None:
         table.add_row("verify", Text(verified.words, "green" if verified.passed else "bold red"))
     return table
+
+
+def _evaluations(evaluations: Sequence[Mapping[str, object]]) -> str:
+    """The first and the last one that have a score."""
+    scored = [evaluation for evaluation in evaluations if "eval/mean_reward" in evaluation]
+    partial = sum(bool(evaluation["partial"]) for evaluation in evaluations)
+    ends = scored if len(scored) < 2 else [scored[0], scored[-1]]
+    told = ", ".join(f"{evaluation['eval/mean_reward']:.3f} (version {evaluation['version']})" for evaluation in ends)
+    return f"{told or 'no score'}; {len(evaluations)} versions, {partial} of them in part"
+
+
+def _tokens(summary: Mapping[str, object]) -> str:
+    return (
+        f"{summary['tokens_generated']:,} generated, {_plain(summary['tokens_per_second'])} a second, "
+        f"{_plain(summary['tokens_per_device_second'])} of each device"
+    )
 
 
 def _reward(summary: Mapping[str, object]) -> str:
@@ -69,7 +87,9 @@ def _dropped(summary: Mapping[str, object]) -> str:
 
 def _staleness(summary: Mapping[str, object]) -> str:
     staleness = cast("Mapping[str, float] | None", summary["staleness"])
-    return "staleness unknown" if staleness is None else f"staleness {staleness['mean']:.2f} on average, at most {staleness['max']:g}"
+    if staleness is None:
+        return "staleness unknown"
+    return f"staleness {staleness['min']:g} to {staleness['max']:g}, {staleness['mean']:.2f} on average"
 
 
 def _swing_totals(summary: Mapping[str, object]) -> str:
@@ -78,16 +98,27 @@ def _swing_totals(summary: Mapping[str, object]) -> str:
     return (
         f"{summary['swing_count']} cost {_seconds(summary['swing_seconds'])} ({_percent(summary['swing_share'])} of the time); "
         f"devices lent for {_seconds(summary['lent_seconds'])} ({_percent(summary['lent_share'])}), which gave "
-        f"{summary['lent_tokens']:,} tokens"
+        f"{summary['lent_tokens']:,} tokens{_gain(summary['lent_gain_seconds'])}"
     )
+
+
+def _gain(seconds: object) -> str:
+    return f", for which the others would have needed {_seconds(seconds)}" if isinstance(seconds, float) else ""
 
 
 def _utilisation(summary: Mapping[str, object]) -> str:
     return (
-        f"trainer {_percent(summary['train_resource_utilization'])} of its time, "
-        f"replicas {_percent(summary['rollout_resource_utilization'])} of theirs, "
-        f"all devices {_percent(summary['resource_utilization'])}"
+        f"{_percent(summary['resource_utilization'])} of all devices: training {_percent(summary['train_resource_utilization'])} of the "
+        f"time at home, generating {_percent(summary['rollout_resource_utilization'])} of the open slots"
     )
+
+
+def _device(device: Mapping[str, object]) -> str:
+    first, *others = cast("Sequence[str]", device["holders"])
+    known = "" if device["name"] == first else f"device {device['name']}"
+    shared = f"shared with {', '.join(others)}" if others else ""
+    where = ", ".join(part for part in (known, shared) if part)
+    return _classes(cast("Mapping[str, float]", device["seconds"])) + (f" ({where})" if where else "")
 
 
 def _classes(seconds: Mapping[str, float]) -> str:
@@ -102,8 +133,8 @@ def _classes(seconds: Mapping[str, float]) -> str:
 def _swings(swings: Sequence[Mapping[str, object]]) -> Table:
     """One line a swing, 80 columns wide."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title="swings", title_justify="left", title_style="bold")
-    for name in ("", "step", "to", "because", "seconds", "of which", "tokens"):
-        table.add_column(name, justify="right" if name in ("", "step", "seconds", "tokens") else "left")
+    for name in ("", "step", "to", "because", "seconds", "of which", "tokens", "gain"):
+        table.add_column(name, justify="right" if name in ("", "step", "seconds", "tokens", "gain") else "left")
     half = MOST_SWINGS // 2
     for swing in swings[: half if len(swings) > MOST_SWINGS else None]:
         table.add_row(*_swing(swing))
@@ -126,6 +157,7 @@ def _swing(swing: Mapping[str, object]) -> tuple[str, ...]:
         _seconds(swing["seconds"]).removesuffix(" s"),
         " ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items()),
         f"{swing['lent_tokens']:,}" if lends else "",
+        _seconds(swing["gain_seconds"]) if lends and swing["gain_seconds"] is not None else "",
     )
 
 

@@ -1,13 +1,12 @@
 """A run in numbers, from its log alone: `summarise(entries)` is what summary.json holds.
 
     entries ─▶ Summary ─┬─ Books, Requests          samples, tokens
-                        ├─ Training                 rewards, waits, staleness, the trainer's seconds
-                        ├─ SwingCosts               what each swing cost
-                        └─ ClassClock x 2           who held the trainer's devices (on the controller's clock),
-                                                    what each replica did (on the rollouter's)
+                        ├─ Training                 rewards, waits, staleness, ready samples
+                        ├─ SwingCosts               what each swing cost, and gave
+                        └─ RunClock ─▶ DeviceTimes  what each device did in every interval, and how much of it was used
 
-Time counts from BoundaryOpened(0) to RunEnded; what was before is `startup_seconds`. The classes of time of one device exclude each other
-and add up to what its clock measured. Seconds that no clock measured, such as those around a restart, are in none.
+Time counts from BoundaryOpened(0) to RunEnded; what was before is `startup_seconds`. The classes of a device's time exclude each other
+and add up to the time that it was held.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from math import fsum, isfinite
 
 from bus.books import Books
 from bus.entry import Entry
-from bus.events import BoundaryOpened, DeadlineMissed, GenerationFinished, RunEnded, RunPlanned, ServiceLost
-from bus.requests import REPLICA_PREFIX, Requests
-from services.monitor.clocks import NANOSECONDS, ClassClock
+from bus.events import BoundaryOpened, DeadlineMissed, EvalDone, GenerationFinished, RunEnded, RunPlanned, ServiceLost, ServiceStarted
+from bus.requests import Requests
+from services.monitor.device_times import DeviceTimes, Group, Totals, share
 from services.monitor.replicas import ReplicaStates
+from services.monitor.run_clock import NANOSECONDS, RunClock
 from services.monitor.swings import SwingCost, SwingCosts
-from services.monitor.training import Training, mean, quarter
+from services.monitor.training import Distribution, Training, mean, quarter
 
 Number = int | float | None
-TRAINER = "trainer"
 PRECISION = 6
 
 
@@ -38,19 +37,35 @@ class Summary:
         self.training = Training()
         self.swings = SwingCosts()
         self.replicas = ReplicaStates(self.requests)
-        self.devices = ClassClock("controller")
-        """Lane `trainer`: home, swinging, lent."""
-        self.lanes = ClassClock("rollouter")
-        """One lane a replica."""
+        self.clock = RunClock()
+        self.devices = DeviceTimes(self.replicas)
         self.entries = 0
         self.last_chain = ""
-        self.opened = False
+        self.opened_at: int | None = None
+        """When boundary 0 was opened, on the run's clock."""
         self.ended: RunEnded | None = None
         self.tokens_generated = 0
+        self.tokens_standalone = 0
+        """Those that standalone replicas generated."""
+        self.evaluations: list[EvalDone] = []
         self.services_lost = 0
         self.deadlines_missed = 0
-        self.startup_s: float | None = None
-        self._controller_began: tuple[int, int] | None = None
+        self.controller_starts = 0
+
+    @property
+    def opened(self) -> bool:
+        """Boundary 0 was opened."""
+        return self.opened_at is not None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since boundary 0 was opened, up to the newest entry or the end."""
+        return 0.0 if self.opened_at is None else (self.clock.now - self.opened_at) / NANOSECONDS
+
+    @property
+    def standalone_tokens_per_s(self) -> float | None:
+        """What the standalone replicas together generate in a second, while any of them does."""
+        return share(self.tokens_standalone, self.totals().standalone_s)
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""
@@ -58,54 +73,48 @@ class Summary:
         self.entries, self.last_chain = entry.position, entry.chain
         if self.ended is not None:
             return
+        now = self.clock.apply(entry)
         if isinstance(event, RunPlanned):
             self.replicas.plan(event.standalone, event.hybrid)
+            self.devices.plan(event)
         self.books.apply(event)
         outcomes = self.requests.apply(entry)
         self.replicas.apply(entry)
         self.swings.apply(entry, outcomes, self.books.steps_done, len(self.books.ready))
-        self.training.apply(event, home=self.swings.holder == "home")
+        self.devices.apply(entry, now, self.swings.holder)
+        self.training.apply(event, len(self.books.ready))
         for request, finished in outcomes:
-            self.tokens_generated += max(0, finished.num_tokens - request.prefix_tokens) if finished is not None else 0
-        self._count(entry)
-        self._time(entry)
+            tokens = 0 if finished is None else max(0, finished.num_tokens - request.prefix_tokens)
+            self.tokens_generated += tokens
+            self.tokens_standalone += tokens if request.swing == 0 else 0
+        self._count(entry, now)
 
-    def _count(self, entry: Entry) -> None:
+    def _count(self, entry: Entry, now: int) -> None:
         match entry.event:
             case GenerationFinished(outcome="stop" | "length") as event:
                 self.replicas.count_answer(event.replica)
+            case ServiceStarted() if entry.source == "controller":
+                self.controller_starts += 1
             case ServiceLost():
                 self.services_lost += 1
             case DeadlineMissed():
                 self.deadlines_missed += 1
-            case BoundaryOpened():
-                self._open(entry)
+            case EvalDone() as event:
+                self.evaluations.append(event)
+            case BoundaryOpened() if self.opened_at is None:
+                self.opened_at = now
+                self.devices.open(now)
             case RunEnded() as event:
                 self.ended = event
+                self.devices.end(now)
             case _:
                 pass
 
-    def _open(self, entry: Entry) -> None:
-        if not self.opened and self._controller_began is not None and self._controller_began[0] == entry.epoch:
-            self.startup_s = max(0, entry.at - self._controller_began[1]) / NANOSECONDS
-        self.opened = True
-
-    def _time(self, entry: Entry) -> None:
-        if entry.source == self.devices.source and (self._controller_began is None or self._controller_began[0] != entry.epoch):
-            self._controller_began = (entry.epoch, entry.at)
-        if self.opened and entry.source == self.devices.source:
-            self.devices.tick(entry, {TRAINER: self.swings.holder})
-        elif self.opened and entry.source == self.lanes.source:
-            self.lanes.tick(entry, dict(self.replicas.doing()))
+    def totals(self) -> Totals:
+        """Device-seconds up to the newest entry."""
+        return self.devices.totals(self.clock.now)
 
     # --- what comes out ----------------------------------------------------------------------------------------------------------
-
-    def trainer_seconds(self) -> dict[str, float]:
-        """Where the time of the trainer's devices went; `other` is what nobody accounts for."""
-        held = self.devices.split(TRAINER)
-        classes = {name: self.training.seconds.get(name, 0.0) for name in ("train", "load", "wait", "publish", "checkpoint")}
-        other = max(0.0, held.get("home", 0.0) - fsum(classes.values()))
-        return {**classes, "swing": held.get("swinging", 0.0), "lent": held.get("lent", 0.0), "other": other}
 
     def as_dict(self) -> dict[str, object]:
         """What summary.json holds."""
@@ -118,22 +127,22 @@ class Summary:
             "policy": None if plan is None else plan.policy,
             "ended": "" if ended is None else ended.reason,
             "ended_detail": "" if ended is None else ended.detail,
-            "wall_seconds": self.devices.total_s,
-            "startup_seconds": self.startup_s,
+            "wall_seconds": self.wall_s,
+            "startup_seconds": None if self.opened_at is None else self.opened_at / NANOSECONDS,
             "steps": self.books.steps_done,
             "version": self.books.version,
             "reward_first_quarter": quarter(self.training.rewards, last=False),
             "reward_last_quarter": quarter(self.training.rewards, last=True),
             "services_lost": self.services_lost,
             "replicas_lost": self.replicas.lost,
-            "controller_restarts": self.devices.restarts,
+            "controller_restarts": max(0, self.controller_starts - 1),
             "deadlines_missed": self.deadlines_missed,
             "last_position": self.entries,
             "last_chain": self.last_chain,
         }
 
     def _samples(self) -> dict[str, object]:
-        books, staleness, wall = self.books, self.training.staleness_of_trained(), self.devices.total_s
+        books, training = self.books, self.training
         return {
             "samples_started": books.started,
             "samples_trained": books.trained,
@@ -141,56 +150,52 @@ class Summary:
             "samples_dropped_by_reason": dict(books.dropped),
             "samples_ready_at_end": len(books.ready),
             "samples_in_flight_at_end": len(books.in_flight),
-            "staleness": None if staleness is None else {"min": staleness.smallest, "mean": staleness.mean, "max": staleness.largest},
-            "tokens_generated": self.tokens_generated,
-            "tokens_trained": self.training.tokens,
-            "tokens_per_second": share(self.tokens_generated, wall),
+            "ready_samples": _distribution(Distribution.of(training.ready)),
+            "staleness": _distribution(training.staleness_of_trained()),
+            "logprob_diff": {name: _distribution(Distribution.of(values)) for name, values in training.logprob_diff.items()},
+            "evaluations": [{"version": done.version, "partial": done.partial, **done.metrics} for done in self.evaluations],
         }
 
     def _seconds(self) -> dict[str, object]:
-        waits, seconds, wall = self.training.waits_s, self.trainer_seconds(), self.devices.total_s
+        waits, totals = self.training.waits_s, self.totals()
         return {
             "wait_seconds": fsum(waits),
             "wait_seconds_per_step": mean(waits),
             "wait_seconds_longest": max(waits, default=None),
-            "train_resource_utilization": share(seconds["train"], wall - seconds["swing"] - seconds["lent"]),
-            "rollout_resource_utilization": share(self._unit_seconds("generate"), self._unit_seconds("generate", "idle", "update")),
-            "resource_utilization": self._resource_utilization(seconds["train"]),
-            "trainer_seconds": seconds,
-            "replica_seconds": {name: self.lanes.split(name) for name in self.lanes.lanes()},
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.training.tokens,
+            "tokens_per_second": share(self.tokens_generated, self.wall_s),
+            "tokens_per_device_second": share(self.tokens_generated, totals.held),
+            "tokens_trained_per_device_second": share(self.training.tokens, totals.held),
+            "train_resource_utilization": totals.train_utilization,
+            "rollout_resource_utilization": totals.rollout_utilization,
+            "resource_utilization": totals.utilization,
+            "device_seconds": totals.held,
+            "devices": [self._device(group) for group in self.devices.groups],
+            "trainer_seconds": dict(self.training.seconds),
         }
 
-    def _resource_utilization(self, train_s: float) -> Number:
-        """Busy share of all device-seconds: the trainer's, whoever holds them, and those of standalone replicas."""
-        units = self._units(TRAINER)
-        alone = [name for name, state in self.replicas.by_name.items() if not state.hybrid]
-        standalone = fsum(self._units(name) * fsum(self.lanes.split(name).values()) for name in alone)
-        return share(units * train_s + self._unit_seconds("generate"), units * self.devices.total_s + standalone)
-
-    def _unit_seconds(self, *classes: str) -> float:
-        """Seconds that replicas spent in some classes, times the cores or GPUs of each."""
-        return fsum(self._units(lane) * self.lanes.seconds(lane, name) for lane in self.lanes.lanes() for name in classes)
-
-    def _units(self, lane: str) -> float:
-        """Cores or GPUs that the trainer or a replica holds, 1 if it is not said. Hybrids share the trainer's."""
-        plan = self.books.plan
-        if plan is None:
-            return 1.0
-        if lane in plan.hybrid:
-            return self._units(TRAINER) / len(plan.hybrid)
-        device = plan.devices.get(lane if lane == TRAINER else f"{REPLICA_PREFIX}{lane}", "")
-        return float(len(device.split(",")))
+    def _device(self, group: Group) -> dict[str, object]:
+        return {
+            "name": group.name,
+            "count": group.count,
+            "holders": list(group.holders),
+            "seconds": {str(name): seconds for name, seconds in self.devices.seconds(group).items()},
+        }
 
     def _swings(self) -> dict[str, object]:
-        swings, seconds, wall = self.swings.all, self.trainer_seconds(), self.devices.total_s
+        swings, rate = self.swings.all, self.standalone_tokens_per_s
+        lent = fsum(swing.lent_seconds or 0.0 for swing in swings)
         return {
-            "swings": [_swing(swing) for swing in swings],
+            "swings": [_swing(swing, rate) for swing in swings],
             "swing_count": sum(swing.outcome == "done" for swing in swings),
-            "swing_seconds": seconds["swing"],
-            "swing_share": share(seconds["swing"], wall),
-            "lent_seconds": seconds["lent"],
-            "lent_share": share(seconds["lent"], wall),
-            "lent_tokens": sum(swing.lent_tokens for swing in swings),
+            "swing_seconds": self.swings.seconds,
+            "swing_share": share(self.swings.seconds, self.wall_s),
+            "lent_seconds": lent,
+            "lent_share": share(lent, self.wall_s),
+            "lent_tokens": self.swings.lent_tokens,
+            "lent_gain_seconds": self.swings.lent_tokens / rate if rate else None,
+            "standalone_tokens_per_second": rate,
         }
 
 
@@ -202,12 +207,11 @@ def summarise(entries: Iterable[Entry]) -> dict[str, object]:
     return summary.as_dict()
 
 
-def share(part: float, whole: float) -> Number:
-    """None of nothing."""
-    return part / whole if whole > 0 else None
+def _distribution(found: Distribution | None) -> dict[str, object] | None:
+    return None if found is None else found.as_dict()
 
 
-def _swing(swing: SwingCost) -> dict[str, object]:
+def _swing(swing: SwingCost, rate: Number) -> dict[str, object]:
     return {
         "swing": swing.swing,
         "target": swing.target,
@@ -218,7 +222,17 @@ def _swing(swing: SwingCost) -> dict[str, object]:
         "ready": swing.ready_at_start,
         "seconds": swing.seconds,
         "phases": swing.phases,
+        **({} if swing.target == "train" else _lend(swing, rate)),
+    }
+
+
+def _lend(swing: SwingCost, rate: Number) -> dict[str, object]:
+    """What only a lend has: what it gave, and what it cost with the way back."""
+    return {
+        "lent_seconds": swing.lent_seconds,
         "lent_tokens": swing.lent_tokens,
+        "cost_seconds": swing.cost_seconds,
+        "gain_seconds": swing.gain_seconds(rate),
     }
 
 

@@ -1,4 +1,4 @@
-"""What training used and gave, folded from the log: rewards, staleness, and where the trainer's seconds went."""
+"""What training used and gave, folded from the log: rewards, staleness, waits, and what was ready when a step ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from bus.events import BatchFormed, CheckpointSaved, Event, SampleDropped, SampleReady, StepDone, WeightsPublished
+from bus.events import (
+    BatchFormed,
+    CheckpointSaved,
+    DevicesReloaded,
+    DevicesYielded,
+    Event,
+    SampleDropped,
+    SampleReady,
+    StepDone,
+    WeightsPublished,
+)
 
 REWARD = "rollout/mean_reward"
-STEP_PHASES = ("wait", "load", "train")
-"""Keys of StepDone.seconds that exclude each other."""
+LOGPROB_DIFF = "rollout/logprob_diff"
+"""Beginning of the metrics that tell how far the trainer's and the rollout's log-probabilities of the same tokens are apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +30,15 @@ class Distribution:
     smallest: float
     mean: float
     largest: float
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Distribution | None:
+        """None of nothing."""
+        return cls(min(numbers), fsum(numbers) / len(numbers), max(numbers)) if numbers else None
+
+    def as_dict(self) -> dict[str, object]:
+        """As summary.json has it."""
+        return {"min": self.smallest, "mean": self.mean, "max": self.largest}
 
 
 class Training:
@@ -35,13 +54,20 @@ class Training:
         self.tokens = 0
         """Answer tokens of trained samples."""
         self.seconds: dict[str, float] = {}
-        """Class -> seconds, as the trainer measured them."""
+        """What it was for -> seconds, as the trainer measured them; some go on at the same time as others."""
+        self.ready: list[int] = []
+        """Samples that were ready when each step ended."""
+        self.logprob_diff: dict[str, list[float]] = {}
+        """Metric -> its value in each step that has it."""
+        self.newest: StepDone | None = None
+        self.newest_staleness: Distribution | None = None
+        """Of the samples of the newest step."""
         self._samples: dict[int, SampleReady] = {}
         self._batch: BatchFormed | None = None
         self._steps_done = 0
 
-    def apply(self, event: Event, home: bool) -> None:
-        """Takes in one event; `home`: no swing runs and the devices are the trainer's."""
+    def apply(self, event: Event, ready: int) -> None:
+        """Takes in one event; `ready`: samples that are ready after it."""
         match event:
             case SampleReady():
                 self._samples.setdefault(event.sample, event)
@@ -50,34 +76,41 @@ class Training:
             case BatchFormed():
                 self._batch = event
             case StepDone() if event.step == self._steps_done + 1:
-                self._finish(event)
-            case WeightsPublished() if home:
+                self._finish(event, ready)
+            case WeightsPublished():
                 self._spend("publish", event.seconds)
-            case CheckpointSaved() if home:
-                # One that was saved while a swing began is in the swing's seconds.
+            case CheckpointSaved():
                 self._spend("checkpoint", event.seconds)
+            case DevicesYielded():
+                self._spend("yield", event.seconds)
+            case DevicesReloaded():
+                self._spend("reload", event.seconds)
             case _:
                 pass
 
     def staleness_of_trained(self) -> Distribution | None:
         """Over all trained samples; None before the first."""
-        if not self.staleness:
-            return None
-        return Distribution(min(self.staleness), sum(self.staleness) / len(self.staleness), max(self.staleness))
+        return Distribution.of(self.staleness)
 
-    def _finish(self, event: StepDone) -> None:
+    def _finish(self, event: StepDone, ready: int) -> None:
         self._steps_done = event.step
         batch = self._batch.samples if self._batch is not None else ()
         samples = [self._samples.pop(sample) for sample in batch if sample in self._samples]
         self._batch = None
-        self.staleness += [event.version - sample.oldest_version for sample in samples]
+        ages = [event.version - sample.oldest_version for sample in samples]
+        self.staleness += ages
+        self.newest, self.newest_staleness = event, Distribution.of(ages)
+        self.ready.append(ready)
         self.tokens += sum(sample.num_tokens for sample in samples)
         reward = event.metrics.get(REWARD, mean([sample.mean_reward for sample in samples]))
         if reward is not None:
             self.rewards.append(reward)
         self.waits_s.append(event.seconds.get("wait", 0.0))
-        for phase in STEP_PHASES:
-            self._spend(phase, event.seconds.get(phase, 0.0))
+        for phase, seconds in event.seconds.items():
+            self._spend(phase, seconds)
+        for name, value in event.metrics.items():
+            if name.startswith(LOGPROB_DIFF):
+                self.logprob_diff.setdefault(name, []).append(value)
 
     def _spend(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds

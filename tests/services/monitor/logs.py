@@ -19,6 +19,7 @@ from bus.events import (
     ServiceStarted,
     StepDone,
     SwitchStarted,
+    WeightsPublished,
 )
 from bus.memory_log import MemoryStore
 
@@ -76,6 +77,7 @@ class Story:
         for name in planned.standalone + planned.hybrid:
             role: Literal["standalone", "hybrid"] = "hybrid" if name in planned.hybrid else "standalone"
             self.replica(name, ServiceStarted(code="", role=role), ReplicaAdded(replica=name, role=role, slots=4, seconds=0.0))
+        self.trainer(WeightsPublished(version=0, revision=0, transport="file", uri="", digest="", num_bytes=1, seconds=0.0))
         self.controller(at_s, BoundaryOpened(version=0))
         return self.rollouter(at_s, SampleStarted(sample=0, version=0))
 

@@ -17,6 +17,7 @@ from bus.events import (
     RoutesCut,
     RoutesOpened,
     SampleDropped,
+    SampleMoved,
     ServiceLost,
     ServiceStarted,
     SleepRequested,
@@ -28,10 +29,13 @@ from bus.events import (
     WeightUpdateRequested,
     YieldRequested,
 )
-from services.monitor.clocks import ClassClock
+from services.monitor.run_clock import RunClock
 from services.monitor.summary import Summary
 from services.monitor.training import Distribution, Training, quarter
 from tests.services.monitor.logs import Story, batch, finished, give_back, lend, ready, request, step_done
+
+TICK = SampleMoved(sample=9, request="9.0", source="s9", reason="lost")
+"""Nothing but time passes."""
 
 
 def entry(source: str, epoch: int, at_s: float) -> Entry:
@@ -43,6 +47,13 @@ def folded(story: Story) -> Summary:
     for item in story.entries:
         summary.apply(item)
     return summary
+
+
+def device(summary: Summary, name: str) -> dict[str, float]:
+    """Class -> seconds of a device."""
+    (group,) = (group for group in summary.devices.groups if group.name == name)
+    summary.totals()
+    return {str(kind): seconds for kind, seconds in summary.devices.seconds(group).items()}
 
 
 def wake(swing: int) -> WakeRequested:
@@ -61,40 +72,46 @@ def update(version: int) -> WeightUpdateRequested:
     return WeightUpdateRequested(replica="s0", epoch=1, version=version, revision=0, uri="", digest="")
 
 
-# --- clocks ----------------------------------------------------------------------------------------------------------------------
+# --- the run's clock -------------------------------------------------------------------------------------------------------------
 
 
-def test_time_belongs_to_what_was_the_case_at_the_entry_before() -> None:
-    clock = ClassClock("controller")
-    clock.tick(entry("controller", 1, 10.0), {"a": "home", "b": "idle"})
-    clock.tick(entry("controller", 1, 13.0), {"a": "lent", "b": "idle"})
-    clock.tick(entry("controller", 1, 14.0), {"a": "home", "b": "idle"})
-    assert clock.split("a") == {"home": 3.0, "lent": 1.0}
-    assert clock.split("b") == {"idle": 4.0}
-    assert clock.total_s == 4.0
+def timed(*entries: Entry) -> list[float]:
+    """The run's time at each entry, in seconds; positions are given here."""
+    clock = RunClock()
+    return [clock.apply(item._replace(position=position)) / 1e9 for position, item in enumerate(entries, 1)]
 
 
-def test_entries_of_another_source_do_not_move_a_clock() -> None:
-    clock = ClassClock("controller")
-    clock.tick(entry("controller", 1, 10.0), {"a": "home"})
-    clock.tick(entry("trainer", 1, 99.0), {"a": "lent"})
-    clock.tick(entry("controller", 1, 12.0), {"a": "home"})
-    assert clock.split("a") == {"home": 2.0}
+def test_clocks_that_are_set_differently_give_one_time() -> None:
+    ours, theirs = entry("controller", 1, 10.0), entry("rollouter", 1, 9_000.0)
+    assert timed(ours, theirs, entry("rollouter", 1, 9_002.0), entry("controller", 1, 15.0)) == [0.0, 0.0, 2.0, 5.0]
 
 
-def test_no_difference_is_taken_over_a_restart() -> None:
-    clock = ClassClock("controller")
-    clock.tick(entry("controller", 1, 10.0), {"a": "home"})
-    clock.tick(entry("controller", 2, 500.0), {"a": "home"})
-    clock.tick(entry("controller", 2, 501.0), {"a": "home"})
-    assert (clock.total_s, clock.restarts) == (1.0, 1)
+def test_services_of_one_host_read_one_clock() -> None:
+    """The trainer says its first word after nine silent seconds; s0, on another host, after nine more that nobody can know of."""
+    here, there = ServiceStarted(code="", host="a"), ServiceStarted(code="", host="b")
+    first = entry("controller", 1, 1.0)._replace(event=here), entry("trainer", 1, 10.0)._replace(event=here)
+    assert timed(*first, entry("replica:s0", 1, 700.0)._replace(event=there), entry("controller", 1, 20.0)) == [0.0, 9.0, 9.0, 19.0]
 
 
-def test_a_clock_that_was_set_back_adds_nothing() -> None:
-    clock = ClassClock("controller")
-    clock.tick(entry("controller", 1, 10.0), {"a": "home"})
-    clock.tick(entry("controller", 1, 9.0), {"a": "home"})
-    assert clock.total_s == 0.0
+def test_nothing_is_lost_over_a_restart_while_somebody_else_lives() -> None:
+    restarted = entry("controller", 2, 500.0)._replace(event=ServiceStarted(code="")), entry("controller", 2, 501.0)
+    told = timed(entry("controller", 1, 10.0), entry("trainer", 1, 1.0), entry("trainer", 1, 31.0), *restarted)
+    assert told == [0.0, 0.0, 30.0, 30.0, 31.0]
+
+
+def test_a_clock_that_was_hung_up_too_early_is_moved_by_what_its_source_reacts_to() -> None:
+    """The trainer's start is told in a silence: only what it reacts to later shows how late that was."""
+    first = entry("controller", 1, 0.0), entry("trainer", 1, 0.0), entry("controller", 1, 10.0)
+    reaction = entry("trainer", 1, 3.0)._replace(cause=3)
+    assert timed(*first, reaction, entry("trainer", 1, 4.0)) == [0.0, 0.0, 10.0, 10.0, 11.0]
+
+
+def test_time_never_goes_back_and_observers_and_operators_have_no_say() -> None:
+    back = entry("controller", 1, 9.0)
+    assert (
+        timed(entry("controller", 1, 10.0), back, entry("monitor", 1, 5.0), entry("monitor", 1, 99.0), entry("operator", 0, 500.0))
+        == [0.0] * 5
+    )
 
 
 # --- swings ----------------------------------------------------------------------------------------------------------------------
@@ -131,7 +148,7 @@ def test_holders_follow_the_swings() -> None:
         if not holders or holders[-1] != summary.swings.holder:
             holders.append(summary.swings.holder)
     assert holders == ["home", "swinging", "lent", "swinging", "home"]
-    assert summary.devices.split("trainer") == {"home": 10.0, "swinging": 8.0, "lent": 7.0}
+    assert device(summary, "trainer") == {"generating": 7.0, "swinging": 8.0, "idle": 10.0}
 
 
 def test_a_swing_over_a_restart_of_the_controller_has_no_seconds() -> None:
@@ -157,19 +174,24 @@ def test_a_rejection_of_a_request_ends_no_swing() -> None:
 
 
 def test_a_standalone_replica_generates_while_it_has_requests_in_flight() -> None:
-    story = Story().open(10.0)
-    story.rollouter(12.0, update(0)).replica("s0", WeightsApplied(replica="s0", version=0, revision=0, seconds=0.0))
-    story.rollouter(13.0, request(1)).rollouter(14.0, request(2)).replica("s0", finished(1), finished(2))
-    story.rollouter(17.0, ready(1)).rollouter(19.0, ready(2))
-    summary = folded(story)
-    assert summary.lanes.split("s0") == {"idle": 2.0 + 2.0, "update": 1.0, "generate": 4.0}
+    story = Story().open(10.0).rollouter(12.0, update(0)).rollouter(13.0, TICK)
+    story.replica("s0", WeightsApplied(replica="s0", version=0, revision=0, seconds=0.0))
+    story.rollouter(13.0, request(1)).rollouter(14.0, request(2)).rollouter(17.0, TICK).replica("s0", finished(1), finished(2))
+    summary = folded(story.rollouter(17.0, ready(1)).rollouter(19.0, ready(2)))
+    assert device(summary, "s0") == {"generating": 4.0, "updating": 1.0, "idle": 2.0 + 2.0}
     assert summary.replicas.by_name["s0"].version == 0
     assert summary.replicas.by_name["s0"].answers == 2
 
 
 def test_a_hybrid_replica_is_asleep_unless_routes_are_open_to_it() -> None:
-    summary = folded(lent_story().rollouter(40.0, ready(1)))
-    assert summary.lanes.split("h0") == {"asleep": 12.5 + 9.5, "idle": 0.5, "generate": 7.5}
+    doing = list[str]()
+    summary = Summary()
+    for item in lent_story().entries:
+        summary.apply(item)
+        now = summary.replicas.doing().get("h0", "")
+        if not doing or doing[-1] != now:
+            doing.append(now)
+    assert doing == ["starting", "asleep", "idle", "generate", "asleep"]
 
 
 def test_a_lost_replica_has_nothing_in_flight_and_its_successor_starts() -> None:
@@ -193,7 +215,7 @@ def test_a_late_loss_of_an_older_incarnation_does_not_touch_the_newer() -> None:
 def trained(*events: Event) -> Training:
     training = Training()
     for event in events:
-        training.apply(event, home=True)
+        training.apply(event, ready=0)
     return training
 
 
@@ -219,12 +241,20 @@ def test_the_reward_of_a_step_is_its_metric_else_that_of_its_samples() -> None:
     assert training.rewards == [0.5, 0.9]
 
 
-def test_the_trainers_seconds_are_told_apart() -> None:
+def test_the_trainers_own_seconds_are_added_up_whatever_goes_on_besides() -> None:
     published = WeightsPublished(version=1, revision=0, transport="file", uri="", digest="", num_bytes=1, seconds=0.25)
     saved = CheckpointSaved(step=1, version=1, position=1, uri="", digest="", seconds=0.5)
-    training = trained(ready(1), batch(1, 1), step_done(1, wait=2.0, train=3.0), published, saved)
-    training.apply(saved, home=False)
-    assert training.seconds == {"wait": 2.0, "load": 0.0, "train": 3.0, "publish": 0.25, "checkpoint": 0.5}
+    training = trained(ready(1), batch(1, 1), step_done(1, wait=2.0, train=3.0), published, saved, saved)
+    assert training.seconds == {"wait": 2.0, "train": 3.0, "optimizer": 0.1, "publish": 0.25, "checkpoint": 1.0}
+
+
+def test_log_probability_differences_and_ready_samples_are_kept_step_by_step() -> None:
+    training = Training()
+    for step, difference in enumerate((0.25, 0.75), 1):
+        done = step_done(step).model_copy(update={"metrics": {"rollout/logprob_diff_mean": difference, "actor/loss": 1.0}})
+        training.apply(done, ready=step + 3)
+    assert training.logprob_diff == {"rollout/logprob_diff_mean": [0.25, 0.75]}
+    assert training.ready == [4, 5]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_watching_a_run_shows_it_and_ends_with_its_summary(
         watch(redis_url, run, tmp_path)
     output = capsys.readouterr().out
     assert "the run ended" in output
-    assert f"run      {run}, ended: " in output
+    assert f"{run}, ended: " in output
     assert time.monotonic() - began < 10.0
 
 

@@ -213,7 +213,7 @@ def test_without_a_terminal_there_is_a_plain_line_every_few_seconds_and_one_at_t
     lines = shown_plainly(story.entries, Clock(), 0.0)
     assert len(lines) == 2
     assert lines[0].split("  ")[1:] == [
-        "step 1/4", "reward 0.250", "ready 2/2", "in flight 2", "version -1", "devices home", "swings 0", "waited 0.0 s"
+        "step 1/4", "reward 0.250", "ready 2/2", "in flight 2", "version 0", "devices home", "swings 0", "waited 0.0 s"
     ]  # fmt: skip
     assert "step 4/4" in lines[-1]
     assert len(shown_plainly(story.entries, Clock(), 2.0)) == 3
@@ -262,7 +262,7 @@ def test_the_report_tells_reward_time_samples_swings_and_the_verification() -> N
     text = reported(story.entries, Verified(passed=True, words="passed: 20 entries"))
     assert "0.250 in the first quarter of the steps, 0.750 in the last: +0.500" in text
     assert "13.50 s, after 10.00 s of start-up" in text
-    assert "4 trained, 0 dropped; staleness 0.00 on average, at most 0" in text
+    assert "4 trained, 0 dropped; staleness 0 to 0, 0.00 on average" in text
     assert "1 cost 3.50 s (25.9 % of the time)" in text
     assert "verify   passed: 20 entries" in text
     assert "1    2 lend verdict    3.50 yield 3.50      0" in text
