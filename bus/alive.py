@@ -29,10 +29,19 @@ class Alive:
     """Keeps the sign of life of one incarnation while the `with` block runs."""
 
     def __init__(
-        self, url: str, run: str, service: str, epoch: int, ttl_s: float = TTL_S, on_lapse: Callable[[], None] | None = None
+        self,
+        url: str,
+        run: str,
+        service: str,
+        epoch: int,
+        ttl_s: float = TTL_S,
+        on_lapse: Callable[[], None] | None = None,
+        watched: str | None = None,
     ) -> None:
         """`on_lapse` is called, in the renewing thread, when the sign could not be renewed for all of `ttl_s`: then others take this
-        incarnation for gone."""
+        incarnation for gone. `watched`: another service, whose loss this one says in its own log."""
+        self._run = run
+        self._watched = Watched(watched, ttl_s) if watched is not None else None
         self._connection = Connection(url, answer_s=ttl_s / RENEWALS_PER_TTL)
         self._key = Keys(run).alive(service)
         self._service = service
@@ -42,6 +51,11 @@ class Alive:
         self._renewed = time.monotonic()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_ending, name=f"alive-{service}", daemon=True)
+
+    @property
+    def watches(self) -> str | None:
+        """The service whose loss this one says."""
+        return None if self._watched is None else self._watched.service
 
     def __enter__(self) -> Alive:
         """The sign is there when this returns, unless the server is away."""
@@ -58,8 +72,20 @@ class Alive:
     def _renew_until_ending(self) -> None:
         while not self._ending.wait(self._ttl_s / RENEWALS_PER_TTL):
             self._renew(self._ttl_s)
+            self._look()
             if self._on_lapse is not None and time.monotonic() - self._renewed > self._ttl_s:
                 self._on_lapse()
+
+    def _look(self) -> None:
+        if self._watched is None:
+            return
+        try:
+            self._watched.look(living_epochs(self._connection, self._run, [self._watched.service]).get(self._watched.service))
+        except LogUnavailable:
+            return  # it may well be there
+        except ServerError as error:
+            logger.warning("signs of life of %s cannot be watched: error=%s", self._watched.service, error)
+            self._watched = None
 
     def _renew(self, ttl_s: float) -> None:
         """One try: the next one comes soon, and the service itself finds out on its own what a lost server means to it."""
@@ -68,6 +94,38 @@ class Alive:
             self._renewed = time.monotonic()
         except (LogUnavailable, ServerError) as error:
             logger.warning("sign of life not renewed: service=%s epoch=%d error=%s", self._service, self._epoch, error)
+
+
+class Watched:
+    """Another service's sign of life: what is there to say, in this process's log, when it goes and when it is back.
+
+    An orderly end takes the sign away at once, so a loss is said only after it was missed for `grace_s`: by then an ended run is over.
+    """
+
+    def __init__(self, service: str, grace_s: float = TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.service = service
+        self._grace_s = grace_s
+        self._clock = clock
+        self._epoch = 0
+        """Newest that was seen; 0: none yet, it may be about to start."""
+        self._missed_since: float | None = None
+        self._said = False
+
+    def look(self, epoch: int | None) -> None:
+        """Takes in the epoch that shows a sign of life, None: none does."""
+        now = self._clock()
+        if epoch is not None:
+            if self._said:
+                logger.warning("%s is back: epoch=%d", self.service, epoch)
+            self._epoch, self._missed_since, self._said = epoch, None, False
+            return
+        self._missed_since = now if self._missed_since is None else self._missed_since
+        if self._epoch and not self._said and now - self._missed_since >= self._grace_s:
+            self._said = True
+            logger.error(
+                "%s is lost: its epoch %d shows no sign of life; until it is started again nothing is decided that is its to decide",
+                self.service, self._epoch,
+            )  # fmt: skip
 
 
 def living_epochs(connection: Connection, run: str, services: Sequence[str]) -> dict[str, int]:

@@ -7,6 +7,7 @@ time-out of the client's socket; a peer that died without a word is found by TCP
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ from redis.connection import Connection as TcpConnection
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from bus.errors import ConfigError, LogUnavailable, ServerError
+from bus.errors import ConfigError, LogUnavailable, ServerAbsent, ServerError, ServerFull
+
+logger = logging.getLogger(__name__)
 
 Argument: TypeAlias = bytes | str | int
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
@@ -36,6 +39,13 @@ PATIENCE_S = 30.0
 """How long a client tries again after it lost the server."""
 FIRST_DELAY_S = 0.02
 LONGEST_DELAY_S = 1.0
+
+HIDDEN = "***"
+"""In place of a password that is not shown."""
+MAKE_ROOM = (
+    "raise its limit with CONFIG SET maxmemory, or delete runs that are over with `swingshift purge RUN` (`swingshift runs` lists them)"
+)
+TRUST = "name the certificate of its CA with REDIS_CA_FILE, redis.ca_file or ?ssl_ca_certs=FILE in the URL"
 
 _PASSING = {"READONLY", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY"}
 """Error codes of a server that is about to change its role or is busy: as good as no server for the moment."""
@@ -109,13 +119,16 @@ class Connection:
             return exchange()
         except (redis.AuthenticationError, redis.exceptions.AuthorizationError) as error:
             raise ServerError(
-                f"{self.where} refuses the user or password: {error}; give them in the URL, as in redis://:PASSWORD@HOST"
+                f"{self.where} refuses the user or password: {error}; give them in the URL, as in redis://:PASSWORD@HOST, "
+                "or the password in a file that REDIS_PASSWORD_FILE names"
             ) from error
         except redis.exceptions.BusyLoadingError as error:
             self.close()
             raise _NotReady(f"{self.where} is not ready: {error}") from error
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self.close()
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ServerError(f"{self.where} cannot prove who it is: {error}; {TRUST}") from error
             raise LogUnavailable(f"no answer from {self.where}: {error}") from error
         except redis.exceptions.NoScriptError as error:
             raise _ScriptUnknown(str(error)) from error
@@ -123,6 +136,8 @@ class Connection:
             if _code(error) in _PASSING:
                 self.close()
                 raise _NotReady(f"{self.where} is not ready: {error}") from error
+            if _code(error) == "OOM":
+                raise ServerFull(f"{self.where} is full: {error}; {MAKE_ROOM}") from error
             raise ServerError(f"{self.where} refuses a command: {error}") from error
 
 
@@ -135,7 +150,7 @@ class _NotReady(LogUnavailable):
 
 
 def connect(url: str, patience_s: float = PATIENCE_S) -> Connection:
-    """A connection to a server that was found fit for a log. Raises ServerError when nothing answers or it is not fit.
+    """A connection to a server that was found fit for a log. Raises ServerAbsent when nothing answers, ServerError when it is not fit.
 
     Waits for a server that answers but is still loading, not for one that is not there: a mistyped address should fail at once.
     """
@@ -145,7 +160,7 @@ def connect(url: str, patience_s: float = PATIENCE_S) -> Connection:
         persist(lambda: check_server(connection), patience_s, _NotReady)
     except LogUnavailable as error:
         connection.close()
-        raise ServerError(
+        raise ServerAbsent(
             f"{error}; start a Redis (7.0 or newer) or Valkey (7.2 or newer) server there, or name another with --redis URL"
         ) from error
     return connection
@@ -169,6 +184,19 @@ def check_server(connection: Connection) -> None:
         )
 
 
+def check_room(connection: Connection) -> None:
+    """Raises ServerError for a server that is full: a run should not begin there."""
+    used, limit = memory_of(connection)
+    if 0 < limit <= used:
+        raise ServerError(f"{connection.where} is full: {used} of {limit} bytes (maxmemory) are used; {MAKE_ROOM}")
+
+
+def memory_of(connection: Connection) -> tuple[int, int]:
+    """Bytes that the server uses, and most that it may use (0: no limit). Raises as `Connection.call` does."""
+    facts = _info(connection, "memory")
+    return int(facts.get("used_memory", "0")), int(facts.get("maxmemory", "0"))
+
+
 def persist(action: Callable[[], Result], patience_s: float, waits_for: type[LogUnavailable] = LogUnavailable) -> Result:
     """Repeats `action` while it raises `waits_for`, with growing pauses; lets it through when `patience_s` have passed since the first."""
     give_up = math.inf
@@ -177,6 +205,8 @@ def persist(action: Callable[[], Result], patience_s: float, waits_for: type[Log
         try:
             return action()
         except waits_for as error:
+            if isinstance(error, ServerFull) and math.isinf(give_up):
+                logger.warning("waiting for room, for at most %g s: %s", patience_s, error)
             give_up = min(give_up, time.monotonic() + patience_s)
             if time.monotonic() + delay > give_up:
                 raise type(error)(f"{error} (tried for {patience_s:g} s)") from error
@@ -197,7 +227,7 @@ def without_password(url: str) -> str:
     """The URL as messages may show it."""
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{user.partition(':')[0] + ':***@' if user else ''}{host}{parts.path}"
+    return f"{parts.scheme}://{user.partition(':')[0] + f':{HIDDEN}@' if user else ''}{host}{parts.path}"
 
 
 def _wire(url: str, answer_s: float | None) -> _Wire:
@@ -207,6 +237,9 @@ def _wire(url: str, answer_s: float | None) -> _Wire:
         raise ConfigError(
             f"{without_password(url)} is no server URL ({error}): use redis://HOST:PORT, rediss://… or unix:///PATH"
         ) from error
+    authority = options.get("ssl_ca_certs")
+    if isinstance(authority, str) and not Path(authority).is_file():
+        raise ConfigError(f"{without_password(url)} is to be trusted by {authority}: there is no such file; name the CA's certificate")
     connection_class = cast(Callable[..., _Wire], options.pop("connection_class", TcpConnection))
     options.update(socket_timeout=answer_s, retry=Retry(NoBackoff(), 0), protocol=2, driver_info=None)
     options.setdefault("socket_connect_timeout", ANSWER_S)

@@ -51,6 +51,16 @@ class Keys:
         return f"{{swingshift:{self.run}}}:meta"
 
     @property
+    def prefix(self) -> str:
+        """What all keys of the run begin with. No character of it means anything in a server's patterns."""
+        return f"{{swingshift:{self.run}}}:"
+
+    @property
+    def size(self) -> str:
+        """Hash: `payloads` and `bytes`, how many payloads there are and what they take; the scripts that write and remove them count."""
+        return f"{{swingshift:{self.run}}}:size"
+
+    @property
     def positions(self) -> str:
         """Hash of consumer -> position up to which it needs nothing any more; the janitor trims behind the lowest essential one."""
         return f"{{swingshift:{self.run}}}:positions"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bus import chain
+from bus.disk import room
 from bus.entry import Entry
 from bus.errors import GapError, LogChanged, LogError
 from bus.recording import COLUMNS, FILE_NAME, FORMAT, Row, explained, read_meta
@@ -40,7 +41,7 @@ class Recorder:
         Raises LogChanged when it is of another log, ConfigError when it is no recording of this format, LogError when it cannot be written.
         """
         path = folder / FILE_NAME
-        with explained(f"the recording {path} cannot be opened for writing"):
+        with _explained("the recording cannot be opened for writing:", path):
             folder.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(path, timeout=WRITER_PATIENCE_S, isolation_level=None)
             try:
@@ -79,7 +80,7 @@ class Recorder:
         if not entries:
             return
         rows = self._checked(entries)
-        with explained(f"entries {rows[0].position} to {rows[-1].position} cannot be written to {self._path}"), self._transaction():
+        with _explained(f"entries {rows[0].position} to {rows[-1].position} cannot be written to", self._path), self._transaction():
             recorded = read_meta(self._connection).last_position
             if recorded != self._last_position:
                 raise LogError(
@@ -114,6 +115,17 @@ class Recorder:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+
+
+@contextmanager
+def _explained(what: str, path: Path) -> Iterator[None]:
+    """Raises errors of SQLite and of the file system as LogError, with the file and how much room there is."""
+    try:
+        with explained(f"{what} {path}"):
+            yield
+    except LogError as error:
+        cause = error.__cause__
+        raise LogError(f"{error}; {room(path)}") if isinstance(cause, OSError | sqlite3.OperationalError) else error from cause
 
 
 def _begin(connection: sqlite3.Connection, run: str, log_id: str) -> None:

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bus.blobs import DIGEST_BYTES, blob_digest
-from bus.connection import PATIENCE_S, Connection, persist
+from bus.connection import PATIENCE_S, Connection, Script, persist
 from bus.errors import BlobMissing
 from bus.keys import Keys
+
+PUT = Script.load("put.lua")
+FORGET = Script.load("forget.lua")
+KEY_BYTES = 96
+"""What a server needs for a key besides its name and value, about."""
+MOST_KEYS = 500
+"""Payloads removed in one call; the server answers nobody else meanwhile."""
 
 
 class RedisBlobs:
@@ -27,7 +34,7 @@ class RedisBlobs:
 
     def put(self, name: str, data: bytes) -> None:
         value = bytes.fromhex(blob_digest(data)) + data
-        persist(lambda: self._connection.call("SET", self._keys.blob(name), value), self._patience_s)
+        persist(lambda: self._connection.run(PUT, [self._keys.blob(name), self._keys.size], [value, KEY_BYTES]), self._patience_s)
 
     def get(self, name: str) -> bytes:
         value = persist(lambda: self._connection.call("GET", self._keys.blob(name)), self._patience_s)
@@ -43,6 +50,8 @@ class RedisBlobs:
         return data
 
     def delete(self, names: Sequence[str]) -> None:
-        if names:
-            keys = [self._keys.blob(name) for name in names]
-            persist(lambda: self._connection.call("UNLINK", *keys), self._patience_s)
+        for first in range(0, len(names), MOST_KEYS):
+            self._forget([self._keys.blob(name) for name in names[first : first + MOST_KEYS]])
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        persist(lambda: self._connection.run(FORGET, [self._keys.size, *keys], [KEY_BYTES]), self._patience_s)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from bus.codec import MAX_BYTES, encode
-from bus.connection import PATIENCE_S, Argument, Connection, Reply, Script, connect, persist
+from bus.connection import PATIENCE_S, Argument, Connection, Reply, Script, check_room, connect, persist
 from bus.entry import Draft, Entry, Producer
 from bus.errors import ConfigError, EntryTooLarge, Fenced, GapError, LogChanged, LogError, LogMissing, SwingshiftError
 from bus.events import RunPlanned
@@ -49,6 +49,7 @@ class RedisLog:
     def create(cls, url: str, plan: RunPlanned, at: int, patience_s: float = PATIENCE_S) -> RedisLog:
         """A new log whose first entry is `plan`. Raises ConfigError when this run has a log already, ServerError."""
         log = cls(url, Keys(plan.run), uuid.uuid4().hex, connect(url, patience_s), patience_s)
+        check_room(log._calls)
         # Before the log itself: a run that is listed and not there is left out of the list, the other way round it would be lost.
         persist(lambda: log._calls.call("SADD", RUNS, log.run), patience_s)
         log._counter += 1

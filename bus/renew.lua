@@ -1,5 +1,6 @@
-#!lua
+#!lua flags=allow-oom
 -- Renews a service's sign of life, unless a newer incarnation has one: a process that was fenced out must not speak for its successor.
+-- Also on a server that is full: nobody shall be taken for dead for that.
 --
 -- KEYS: alive    ARGV: epoch, time to live in ms (0: this incarnation ends, its sign of life goes away)
 -- Returns 1, or 0 if a newer incarnation lives.

@@ -1,5 +1,6 @@
-#!lua
+#!lua flags=allow-oom
 -- Forgets a run's oldest entries, in the log and in the inboxes. The newest entry of the log always stays.
+-- Also on a server that is full, for this is what makes room.
 --
 -- KEYS: log, meta, then one key for each inbox
 -- ARGV: log id, last position to forget, most entries to forget in one call (the server does nothing else meanwhile), then the names of

@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from bus.disk import room
 from bus.errors import WeightsError
 from services.learner.digests import weights_digest
 from services.learner.durable import flush
@@ -84,7 +85,8 @@ class WeightStore:
             _finish(partial, path, durable=transport == "file")
         except (OSError, SafetensorError) as error:
             partial.unlink(missing_ok=True)
-            raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {error}") from error
+            reason = f"{error}; {room(path)}"
+            raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {reason}") from error
         self._newest = path.as_uri()
         return WeightNotice(
             version=version,

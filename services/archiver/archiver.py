@@ -1,6 +1,7 @@
 """Copies a log into a recording until the run is over.
 
 log ─▶ what came in a fifth of a second ─▶ recorder.append (on the disk) ─▶ report(position): the janitor may trim up to it
+                                                                         └▶ watch(entries), also without any: the janitor's turn
 RunEnded ─▶ go on until everybody else has stopped, or for `grace_s`
 """
 
@@ -23,20 +24,29 @@ BLOCK_MS = 500
 GATHER_S = 0.2
 """Pause after a commit, so that a busy log costs five of them a second and not one for each entry."""
 
+Watch = Callable[[Sequence[Entry]], None]
+"""Is given what was recorded, several times a second, also when that is nothing."""
 Report = Callable[[int], None]
 """Is told the position up to which everything is on the disk."""
+
+
+def nobody(entries: Sequence[Entry]) -> None:
+    """Watches nothing."""
 
 
 class Archiver:
     """One incarnation of the archiver. `attendance` has seen what is recorded already."""
 
-    def __init__(self, log: Log, recorder: Recorder, me: Producer, report: Report, attendance: Attendance, grace_s: float) -> None:
+    def __init__(
+        self, log: Log, recorder: Recorder, me: Producer, report: Report, attendance: Attendance, grace_s: float, watch: Watch = nobody
+    ) -> None:
         self._log = log
         self._recorder = recorder
         self._me = me
         self._report = report
         self._attendance = attendance
         self._grace_s = grace_s
+        self._watch = watch
 
     def run(self) -> None:
         """Records until the run has ended and everybody else has stopped, or the grace is over. Raises Fenced, GapError, LogError."""
@@ -66,6 +76,7 @@ class Archiver:
             self._report(self._recorder.last_position)
         for entry in entries:
             self._attendance.apply(entry)
+        self._watch(entries)
         return len(entries)
 
     def _check_fence(self, entries: Sequence[Entry]) -> None:

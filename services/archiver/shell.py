@@ -8,11 +8,14 @@ from contextlib import closing
 
 from bus.entry import Draft, Producer
 from bus.events import ServiceStarted, ServiceStopped
+from bus.memory_use import MemoryUse
 from bus.recorder import Recorder
 from bus.recording import Recording
 from bus.trimming import Trimming
 from services.archiver.archiver import Archiver
 from services.archiver.attendance import KINDS, Attendance
+from services.archiver.brake import KINDS as WEIGHED
+from services.archiver.janitor import Janitor
 from services.context import ServiceContext
 from services.shell import Terminated
 
@@ -50,9 +53,15 @@ def _record(context: ServiceContext, me: Producer, last: int | None = None) -> N
         context.open_log() as log,
         Recorder.open(context.folder, context.run, log.log_id) as recorder,
         closing(Trimming(context.url, context.run, log.log_id)) as trimming,
+        closing(MemoryUse(context.url, context.run)) as memory,
     ):
         logger.info("recording goes on: folder=%s log=%s position=%d", context.folder, log.log_id, recorder.last_position)
-        archiver = Archiver(log, recorder, me, lambda position: trimming.report(SOURCE, position), _attendance(context), grace_s)
+        janitor = Janitor(log, memory.measure, context.config.redis)
+        with Recording.open(context.folder) as recording:
+            janitor.take(row.entry() for row in recording.rows(kinds=WEIGHED))
+        archiver = Archiver(
+            log, recorder, me, lambda position: trimming.report(SOURCE, position), _attendance(context), grace_s, janitor.take
+        )
         if last is None:
             archiver.run()
         else:

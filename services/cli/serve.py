@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from bus.errors import ConfigError, LogMissing, LogUnavailable, ServerError
+from bus.errors import ConfigError, LogMissing, LogUnavailable, ServerAbsent
 from bus.redis_log import RedisLog
 from bus.server import folder_url, named_server
 from services.cli.mistakes import mistakes_explained
@@ -40,14 +40,14 @@ def serve_command(service: str, run: str, redis: str | None, name: str | None, r
 
 
 def wait_for_log(url: str, run: str, wait_s: float) -> None:
-    """Returns once the log is there. Raises LogMissing or ServerError when it is not in time."""
+    """Returns once the log is there. Raises LogMissing or ServerAbsent when it is not in time, ServerError when waiting is no use."""
     began = time.monotonic()
     said = began - SAY_EVERY_S
     while True:
         try:
             RedisLog.open(url, run, patience_s=POLL_S).close()
             return
-        except (LogMissing, ServerError, LogUnavailable) as error:
+        except (LogMissing, ServerAbsent, LogUnavailable) as error:
             now = time.monotonic()
             if now - began >= wait_s:
                 raise type(error)(f"{error} (waited {wait_s:g} s; `swingshift plan` makes the log)") from error

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -13,57 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from bus.alive import Alive, living_epochs
 from bus.connection import Connection, check_server, connect, without_password
 from bus.entry import Producer
-from bus.errors import ConfigError, LogUnavailable, ServerError
+from bus.errors import ConfigError, LogUnavailable, ServerError, ServerFull
+from bus.keys import Keys
+from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from bus.runs import purge
+from bus.trimming import Trimming
 from tests.bus.factories import plan, steps
+from tests.bus.servers import CERTIFICATE, running, tls_options
 from tests.conftest import debian_binary, wheel_binary
 
-TLS = Path(__file__).with_name("tls")
-"""A self-signed certificate for localhost and its key, made for these tests and used nowhere else."""
 OPERATOR = Producer("operator", 0)
-BOUND_S = 60.0
-"""A wait for another process that fails the test when it takes this long; never reached by a healthy one."""
 
 
 @pytest.fixture(params=[debian_binary, wheel_binary], ids=["redis", "valkey"])
 def binary(request: pytest.FixtureRequest) -> Path:
     find: Callable[[], Path] = request.param
     return find()
-
-
-@contextmanager
-def running(binary: Path, folder: Path, *options: str) -> Iterator[int]:
-    """A server on a free TCP port of the loopback interface, as a user may have one; gives the port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    command = [
-        str(binary),
-        "--bind",
-        "127.0.0.1",
-        "--dir",
-        str(folder),
-        "--save",
-        "",
-        *(option.replace("PORT", str(port)) for option in options),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        give_up = time.monotonic() + BOUND_S
-        while not accepts(port):
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize(
@@ -97,7 +64,7 @@ def test_c_49_a_password_works_and_a_wrong_one_is_said(binary: Path, tmp_path: P
     with running(binary, tmp_path, "--port", "PORT", "--requirepass", "good") as port:
         RedisLog.create(f"redis://:good@127.0.0.1:{port}", plan("r"), at=1).close()
         for url in (f"redis://:bad@127.0.0.1:{port}", f"redis://127.0.0.1:{port}", f"redis://nobody:good@127.0.0.1:{port}"):
-            with pytest.raises(ServerError, match="refuses the user or password") as caught:
+            with pytest.raises(ServerError, match=r"refuses the user or password.*REDIS_PASSWORD_FILE") as caught:
                 RedisLog.open(url, "r")
             assert "bad" not in str(caught.value)
 
@@ -115,15 +82,14 @@ def test_a_user_without_the_rights_it_needs_is_told(binary: Path, tmp_path: Path
 
 
 def test_c_49_tls_works_and_a_server_that_cannot_prove_who_it_is_is_refused(tmp_path: Path) -> None:
-    certificate, key = str(TLS / "localhost.pem"), str(TLS / "localhost.key")
-    files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", certificate]
-    options = ["--port", "0", "--tls-port", "PORT", "--tls-auth-clients", "no", *files]
-    with running(debian_binary(), tmp_path, *options) as port:
+    with running(debian_binary(), tmp_path, *tls_options()) as port:
         url = f"rediss://localhost:{port}"
-        with RedisLog.create(f"{url}?ssl_ca_certs={certificate}", plan("r"), at=1) as log:
+        with RedisLog.create(f"{url}?ssl_ca_certs={CERTIFICATE}", plan("r"), at=1) as log:
             assert log.append(OPERATOR, steps(1, 1)) == 2
             assert len(log.read(0, 10, 20)) == 2
-        with pytest.raises(ServerError, match="certificate"):
+        with pytest.raises(
+            ServerError, match=r"cannot prove who it is: .*certificate verify failed.* name the certificate of its CA with REDIS_CA_FILE"
+        ):
             RedisLog.open(url, "r")
         with pytest.raises(ServerError):
             RedisLog.open(f"redis://localhost:{port}", "r")
@@ -218,3 +184,37 @@ def test_a_server_that_changes_its_role_is_as_good_as_away(tmp_path: Path) -> No
         assert not connection.is_open
         assert connection.call("SET", "a", "b") == 1
         connection.close()
+
+
+def test_a_certificate_that_is_not_there_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is to be trusted by .*none\.pem: there is no such file"):
+        connect(f"rediss://localhost:1?ssl_ca_certs={tmp_path / 'none.pem'}")
+
+
+def test_a_run_is_not_begun_on_a_server_that_is_full(binary: Path, tmp_path: Path) -> None:
+    with running(binary, tmp_path, "--port", "PORT", "--maxmemory", "1000") as port:
+        words = r"is full: \d+ of 1000 bytes \(maxmemory\) are used; raise its limit .* `swingshift purge RUN`"
+        with pytest.raises(ServerError, match=words):
+            RedisLog.create(f"redis://127.0.0.1:{port}", plan("r"), at=1)
+
+
+def test_on_a_full_server_room_can_be_made_and_signs_of_life_are_given(binary: Path, tmp_path: Path) -> None:
+    with running(binary, tmp_path, "--port", "PORT") as port:
+        url = f"redis://127.0.0.1:{port}"
+        operator = Connection(url)
+        with RedisLog.create(url, plan("r"), at=1) as log:
+            log.append(OPERATOR, steps(1, 10))
+            blobs, trimming = RedisBlobs(url, "r", patience_s=0.1), Trimming(url, "r", log.log_id)
+            blobs.put("a", b"x" * 1000)
+            operator.call("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(ServerFull, match="is full"):
+                blobs.put("b", b"x")
+            with Alive(url, "r", "trainer", 1):
+                assert living_epochs(operator, "r", ["trainer"]) == {"trainer": 1}
+            assert trimming.trim(5) == 5
+            blobs.delete(["a", "unknown"])
+            assert operator.call("HGET", Keys("r").size, "bytes") == b"0"
+            assert purge(operator, "r", lambda deleted: None)[0] == 3
+            blobs.close()
+            trimming.close()
+        operator.close()

@@ -15,7 +15,7 @@ from bus.alive import Alive, living_epochs
 from bus.blobs import blob_digest
 from bus.connection import Argument, Connection
 from bus.entry import Entry, Producer
-from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerError
+from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerFull
 from bus.events import RunPlanned
 from bus.keys import Keys, check_run_id
 from bus.redis_blobs import RedisBlobs
@@ -377,9 +377,9 @@ def test_a_server_that_stays_away_is_given_up_after_the_patience(own_server: Emb
 
 def test_a_full_server_refuses_an_append_as_a_whole(own_server: EmbeddedServer, run: str) -> None:
     server = Connection(own_server.url)
-    with RedisLog.create(own_server.url, plan(run), at=1) as log:
+    with RedisLog.create(own_server.url, plan(run), at=1, patience_s=0.1) as log:
         server.call("CONFIG", "SET", "maxmemory", "1")
-        with pytest.raises(ServerError, match="maxmemory"):
+        with pytest.raises(ServerFull, match=r"is full: .*maxmemory.*; raise its limit .* or delete runs .*`swingshift purge RUN`"):
             log.append(OPERATOR, [fact(generation("1.0", "a0")), *steps(1, 3)])
         server.call("CONFIG", "SET", "maxmemory", "0")
         assert log.last_position() == 1

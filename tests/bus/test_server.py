@@ -15,9 +15,9 @@ import pytest
 
 from bus.connection import Connection, connect
 from bus.entry import Producer
-from bus.errors import ServerError
+from bus.errors import ConfigError, ServerError
 from bus.redis_log import RedisLog
-from bus.server import URL_FILE, EmbeddedServer, find_binary, folder_url, named_server, program_version, server
+from bus.server import URL_FILE, EmbeddedServer, complete, find_binary, folder_url, named_server, program_version, server, shareable
 from tests.bus.factories import plan, steps
 from tests.conftest import debian_binary, wheel_binary
 
@@ -200,3 +200,39 @@ def test_the_option_comes_before_the_environment_and_both_before_an_embedded_ser
     with server(None, tmp_path / "run") as url:
         assert folder_url(tmp_path / "run") == url
         connect(url).close()
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("redis://host:1", "redis://:w%20o%40rd@host:1"),
+        ("redis://trainer@host:1/2", "redis://trainer:w%20o%40rd@host:1/2"),
+        ("redis://trainer:***@host", "redis://trainer:w%20o%40rd@host"),
+        ("redis://:known@host", "redis://:known@host"),
+        ("unix:///run/redis.sock?password=known", "unix:///run/redis.sock?password=known"),
+        ("rediss://host?db=1", "rediss://:w%20o%40rd@host?db=1&ssl_ca_certs=/etc/ca%20file.pem"),
+        ("rediss://:known@host?ssl_ca_certs=/other.pem", "rediss://:known@host?ssl_ca_certs=/other.pem"),
+    ],
+)
+def test_an_address_gets_the_password_and_the_authority_that_it_leaves_out(url: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("w o@rd\n")
+    environment = {"REDIS_PASSWORD_FILE": str(tmp_path / "secret"), "REDIS_CA_FILE": "/etc/ca file.pem"}
+    assert complete(url, environment) == named_server(None, environment, url) == wanted
+
+
+def test_an_address_stays_as_it_is_when_there_is_nothing_to_add() -> None:
+    for url in ("unix:///run/redis.sock", "redis://host", "nonsense"):
+        assert complete(url, {}) == url
+
+
+def test_a_password_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ConfigError, match=r"REDIS_PASSWORD_FILE is .*none, which cannot be read"):
+        complete("redis://host", {"REDIS_PASSWORD_FILE": str(tmp_path / "none")})
+    with pytest.raises(ConfigError, match=r"REDIS_PASSWORD_FILE is .*empty: the file is empty"):
+        complete("redis://host", {"REDIS_PASSWORD_FILE": str(tmp_path / "empty")})
+
+
+def test_an_address_is_written_down_without_its_password_and_with_its_authority() -> None:
+    assert shareable("rediss://user:secret@host?db=1&ssl_ca_certs=/a%20b.pem") == "rediss://user:***@host?ssl_ca_certs=/a%20b.pem"
+    assert shareable("redis://:secret@host") == "redis://:***@host"

@@ -1,0 +1,77 @@
+"""The ACL file of a shared server: a user for each role, with no more rights than its part of a run needs.
+
+Whoever appends may write the log and `meta`; who only reads may write nothing. That an event comes from the role it names is no matter of
+these rights: a trainer's user could append in the policy's name. What it cannot do is read, change or delete what is not a run's, or what
+its role has no need for, and nobody can empty the server.
+
+    swingshift acl DIR ─▶ DIR/users.acl (digests of the passwords)  DIR/ROLE (the passwords)      redis-server --aclfile DIR/users.acl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from bus.keys import RUNS
+
+READ = ("exists", "get", "hget", "hgetall", "hkeys", "hmget", "mget", "xrange", "xread", "xrevrange", "smembers")
+CONNECT = ("ping", "select", "info")
+SCRIPTS = ("eval", "evalsha")
+APPEND = (*SCRIPTS, "hdel", "hset", "xadd")
+ALIVE = (*SCRIPTS, "set", "del")
+WRITE_PAYLOADS = (*SCRIPTS, "set", "strlen", "hincrby")
+REMOVE_PAYLOADS = (*SCRIPTS, "strlen", "unlink", "hincrby")
+TRIM = (*SCRIPTS, "hset", "xtrim")
+MEASURE = ("memory|usage",)
+PURGE = (*SCRIPTS, "scan", "memory|usage", "unlink", "srem")
+
+LOG = ("log", "meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Of one role: keys of a run by the end of their names (`*` stands for anything), and commands besides those for reading."""
+
+    writes: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    lists_runs: bool = False
+
+
+ROLES: Mapping[str, Rights] = {
+    "trainer": Rights((*LOG, "positions", "size", "alive:trainer", "blob:sample:*"), (), (*APPEND, *ALIVE, *REMOVE_PAYLOADS)),
+    "rollouter": Rights((*LOG, "inbox:*", "size", "alive:rollouter", "blob:*"), (), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *REMOVE_PAYLOADS)),
+    "replica": Rights((*LOG, "size", "alive:replica:*", "blob:answer:*"), ("inbox:*", "blob:prompt:*"), (*APPEND, *ALIVE, *WRITE_PAYLOADS)),
+    "controller": Rights((*LOG, "inbox:*", "alive:controller"), ("alive:*",), (*APPEND, *ALIVE)),
+    "policy": Rights((*LOG, "alive:policy"), (), (*APPEND, *ALIVE)),
+    "archiver": Rights((*LOG, "inbox:*", "positions", "alive:archiver"), ("size", "blob:*"), (*APPEND, *ALIVE, *TRIM, *MEASURE)),
+    "monitor": Rights((*LOG, "alive:monitor"), ("inbox:*", "positions", "size", "alive:*"), (*APPEND, *ALIVE, *MEASURE), lists_runs=True),
+    "observer": Rights((), (*LOG, "inbox:*", "positions", "size", "alive:*"), MEASURE, lists_runs=True),
+    "operator": Rights(("*",), (), (*APPEND, *PURGE), lists_runs=True),
+    "supervisor": Rights(("*",), (), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *REMOVE_PAYLOADS, *TRIM, *MEASURE, "sadd"), lists_runs=True),
+}
+"""The supervisor's user is also that of all services that `swingshift run` starts, so it may do what they may. The observer has no role in
+a run: it is for people who look (`status`, `tail`, `doctor`) and for health checks."""
+
+
+def acl_file(passwords: Mapping[str, str], run: str = "*") -> str:
+    """The file, with a user for each role of `passwords`. `run`: the one run that they may use, `*`: every one."""
+    users = [user_line(role, password, run) for role, password in passwords.items()]
+    return "\n".join(("user default off resetpass resetchannels -@all", *users, ""))
+
+
+def user_line(role: str, password: str, run: str) -> str:
+    """One user, named like the role."""
+    rights = ROLES[role]
+    start = f"{{swingshift:{run}}}:"
+    patterns = [*_patterns("RW", start, rights.writes), *_patterns("R", start, rights.reads)]
+    if rights.lists_runs:
+        patterns.append(f"%{'RW' if '*' in rights.writes else 'R'}~{RUNS}")
+    commands = dict.fromkeys((*CONNECT, *READ, *rights.commands))
+    digest = sha256(password.encode()).hexdigest()
+    return " ".join(("user", role, "on", f"#{digest}", "resetchannels", "-@all", *(f"+{name}" for name in commands), *patterns))
+
+
+def _patterns(access: str, start: str, names: Sequence[str]) -> list[str]:
+    return [f"%{access}~{start}{name}" for name in names]

@@ -1,0 +1,60 @@
+"""How much of the server's memory one run takes, without looking at every key, and how much more it could take.
+
+payloads: counted by the scripts that write and remove them      log, inboxes, the rest: estimated by the server from a few of their nodes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from bus.connection import PATIENCE_S, Connection, Reply, memory_of, persist
+from bus.keys import Keys
+
+FULL_SHARE = 0.95
+"""Of the server's limit: when that is used it counts as full, so that a run can still say why it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """In bytes. `room`: what is left on the server, whoever takes it; None: it has no limit."""
+
+    run: int
+    room: int | None
+
+    def budget(self, most: int) -> int:
+        """What the run may take, which is `most` if the server has that."""
+        return most if self.room is None else min(most, self.run + self.room)
+
+
+class MemoryUse:
+    """Measures one run. Not thread-safe: one client a thread."""
+
+    def __init__(self, url: str, run: str, patience_s: float = PATIENCE_S) -> None:
+        self._keys = Keys(run)
+        self._connection = Connection(url)
+        self._patience_s = patience_s
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def measure(self) -> Use:
+        """What the run takes now. Raises LogUnavailable, ServerError."""
+        run = self._payloads() + sum(self._of_key(key) for key in (self._keys.log, self._keys.meta, *self._inboxes()))
+        used, limit = persist(lambda: memory_of(self._connection), self._patience_s)
+        return Use(run, max(0, round(FULL_SHARE * limit) - used) if limit else None)
+
+    def _payloads(self) -> int:
+        counted = self._call("HGET", self._keys.size, "bytes")
+        return int(counted) if isinstance(counted, bytes) else 0
+
+    def _inboxes(self) -> list[str]:
+        fields = cast("list[bytes]", self._call("HKEYS", self._keys.meta))
+        return [self._keys.inbox(field.decode().removeprefix("inbox:")) for field in fields if field.startswith(b"inbox:")]
+
+    def _of_key(self, key: str) -> int:
+        used = self._call("MEMORY", "USAGE", key)
+        return used if isinstance(used, int) else 0
+
+    def _call(self, *arguments: str) -> Reply:
+        return persist(lambda: self._connection.call(*arguments), self._patience_s)
