@@ -46,7 +46,8 @@ class Books:
         self.staleness_threshold = 0.0
         self.started = 0
         """Prompts taken; the next one has this number."""
-        self.in_flight: dict[int, None] = {}
+        self.in_flight: dict[int, int] = {}
+        """Sample -> newest published version when it was started: its tokens are of no older weights."""
         self.ready: dict[int, ReadySample] = {}
         """In log order of their SampleReady."""
         self.batch: BatchFormed | None = None
@@ -113,10 +114,10 @@ class Books:
         """Takes in one event; others than those of the books are ignored."""
         match event:
             case SampleStarted():
-                self.in_flight[event.sample] = None
+                self.in_flight[event.sample] = event.version
                 self.started = max(self.started, event.sample + 1)
             case SampleReady():
-                if self.in_flight.pop(event.sample, 0) is None:
+                if self.in_flight.pop(event.sample, None) is not None:
                     self.ready[event.sample] = ReadySample(event.sample, event.num_tokens, event.oldest_version, event.blob)
             case SampleDropped():
                 self._drop(event)
@@ -141,7 +142,7 @@ class Books:
                 pass
 
     def _drop(self, event: SampleDropped) -> None:
-        was_in_flight = self.in_flight.pop(event.sample, 0) is None
+        was_in_flight = self.in_flight.pop(event.sample, None) is not None
         was_ready = self.ready.pop(event.sample, None) is not None
         if was_in_flight or was_ready:
             self.dropped[event.reason] = self.dropped.get(event.reason, 0) + 1

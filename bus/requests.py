@@ -38,7 +38,12 @@ class Requests:
 
     def samples(self) -> dict[int, None]:
         """Samples that some replica works on."""
-        return {request.sample: None for requests in self.open.values() for request in requests.values()}
+        return {request.sample: None for requests in self.open.values() for request in requests.values() if request.evaluates is None}
+
+    def evaluated(self) -> dict[int, None]:
+        """Versions that some replica evaluates."""
+        found = (request.evaluates for requests in self.open.values() for request in requests.values())
+        return {version: None for version in found if version is not None}
 
     def apply(self, entry: Entry) -> list[Outcome]:
         """Takes in one entry."""

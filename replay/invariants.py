@@ -7,7 +7,8 @@
 - Neither TrainGranted nor SwitchStarted(answers) comes before the publication; no boundary has two answers.
 - A hybrid is woken with the newest published version; versions never go back.
 - Every sample is in exactly one place (a second outcome of one key counts for nobody); none is trained twice or after it was dropped;
-  what is outstanding stays within the limit.
+  what is outstanding stays within the limit; no batch holds a sample over the plan's version lag.
+- What is said of evaluations in `replay.evaluation_invariants`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from bus.events import (
     SampleStarted,
     SettingChanged,
     StepDone,
+    StopRequested,
     SwitchDone,
     SwitchRejected,
     SwitchStarted,
@@ -42,6 +44,7 @@ from bus.events import (
     WakeRequested,
     WeightsPublished,
 )
+from replay.evaluation_invariants import EvaluationInvariants
 
 
 class Invariants:
@@ -67,13 +70,23 @@ class Invariants:
         self._boundary_position = 0
         self._answered: dict[int, None] = {}
         self._counts = {"in flight": 0, "ready": 0}
+        self._stop_requested = False
+        self._evaluations = EvaluationInvariants()
+        self._oldest: dict[int, int] = {}
+        """Ready sample -> version of its oldest weights."""
 
     def apply(self, entry: Entry) -> list[str]:
         """Takes in one entry."""
         event = entry.event
         if self.ended is not None and entry.derived and entry.source == self._ender:
             return [f"{event.kind} was decided after RunEnded"]
-        return [*self._check_samples(entry), *self._check_training(entry), *self._check_swing(entry), *self._check_replicas(entry)]
+        return [
+            *self._check_samples(entry),
+            *self._check_training(entry),
+            *self._check_swing(entry),
+            *self._check_replicas(entry),
+            *self._evaluations.apply(entry),
+        ]
 
     # --- the books ---------------------------------------------------------------------------------------------------------------
 
@@ -88,12 +101,14 @@ class Invariants:
             case SampleStarted():
                 return self._start(event.sample)
             case SampleReady() if self.place.get(event.sample) == "in flight":
+                self._oldest[event.sample] = event.oldest_version
                 return self._move(event.sample, ("in flight",), "ready")
             case SampleDropped():
                 owned = ("in flight",) if event.reason in ("failed", "filtered") else ("ready",)
                 return self._move(event.sample, owned, f"dropped:{event.reason}")
             case BatchFormed():
-                return [broken for sample in event.samples for broken in self._move(sample, ("ready",), "batch")]
+                moved = [broken for sample in event.samples for broken in self._move(sample, ("ready",), "batch")]
+                return [*moved, *(broken for sample in event.samples for broken in self._check_age(sample))]
             case StepDone() if self._batch is not None:
                 return [broken for sample in self._batch.samples for broken in self._move(sample, ("batch",), "trained")]
             case _:
@@ -117,6 +132,12 @@ class Invariants:
             broken.append(f"{outstanding} samples are outstanding, the staleness limit is {limit}")
         return broken
 
+    def _check_age(self, sample: int) -> list[str]:
+        assert self.plan is not None
+        limit, lag = self.plan.max_version_lag, self._version - self._oldest.pop(sample, self._version)
+        too_old = limit is not None and lag > limit
+        return [f"sample {sample} is trained {lag} versions after its oldest weights, over {limit}"] if too_old else []
+
     def _move(self, sample: int, allowed: tuple[str, ...], to: str) -> list[str]:
         place = self.place.get(sample, "nowhere")
         if place in self._counts:
@@ -138,8 +159,9 @@ class Invariants:
             case WeightsPublished():
                 return self._publish(event)
             case BoundaryOpened():
-                assert self.plan is not None
-                self._boundary, self._boundary_position = event.version if self._asks() else None, entry.position
+                self._boundary, self._boundary_position = event.version, entry.position
+            case StopRequested():
+                self._stop_requested = True
             case TrainGranted():
                 return self._grant(event)
             case RunEnded():
@@ -148,9 +170,6 @@ class Invariants:
             case _:
                 pass
         return []
-
-    def _asks(self) -> bool:
-        return self.plan is not None and self.plan.use_dynamic_resource_scheduling and bool(self.plan.hybrid)
 
     def _form(self, event: BatchFormed) -> list[str]:
         broken = []
@@ -172,8 +191,15 @@ class Invariants:
         self._steps = event.step
         if event.is_boundary:
             self._granted = False
-            self._boundary, self._boundary_position = event.version + 1, position
+            self._boundary, self._boundary_position = None if self._was_last() else event.version + 1, position
         return broken
+
+    def _was_last(self) -> bool:
+        """The step just done: no boundary opens after it."""
+        assert self.plan is not None
+        started_all = self.plan.num_prompts is not None and len(self.place) >= self.plan.num_prompts
+        nothing_left = started_all and not self._counts["in flight"] and not self._counts["ready"]
+        return self._steps >= self.plan.total_steps or self._stop_requested or nothing_left
 
     def _publish(self, event: WeightsPublished) -> list[str]:
         broken = [] if event.version in (self._version, self._version + 1) else [f"version {event.version} follows {self._version}"]

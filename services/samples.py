@@ -6,6 +6,7 @@ Written by the rollouter as a blob when a group is complete, read by the trainer
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,16 @@ class VersionSpan:
     num_tokens: int
 
 
+def _check_lengths(tokens: Sequence[int], logprobs: Sequence[float], spans: Sequence[VersionSpan]) -> None:
+    """Lengths are never mended: padded log-probabilities would train on probabilities that nobody sampled with."""
+    spanned = sum(span.num_tokens for span in spans)
+    if not len(tokens) == len(logprobs) == spanned:
+        raise ValueError(
+            f"an answer has {len(tokens)} tokens, {len(logprobs)} log-probabilities and spans over {spanned}: "
+            "they must be equal; the engine that produced it is faulty"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer. `tokens` and `logprobs` have equal length; `spans` add up to it."""
@@ -34,12 +45,7 @@ class Answer:
     reward: float
 
     def __post_init__(self) -> None:
-        spanned = sum(span.num_tokens for span in self.spans)
-        if not len(self.tokens) == len(self.logprobs) == spanned:
-            raise ValueError(
-                f"an answer has {len(self.tokens)} tokens, {len(self.logprobs)} log-probabilities and spans over {spanned}: "
-                "they must be equal; the engine that produced it is faulty"
-            )
+        _check_lengths(self.tokens, self.logprobs, self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,9 @@ class PartialAnswer:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[VersionSpan, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.tokens, self.logprobs, self.spans)
 
     def extended(self, tokens: tuple[int, ...], logprobs: tuple[float, ...], spans: tuple[VersionSpan, ...]) -> PartialAnswer:
         """With what a further attempt generated; spans of one version are joined."""

@@ -15,19 +15,16 @@ from typing import Literal
 
 from bus.books import Books
 from bus.core import Deadline, Request
-from bus.entry import Entry, role_of
+from bus.entry import Entry
+from bus.evaluations import Evaluations
 from bus.events import (
     BoundaryOpened,
     DeadlineMissed,
     DevicesReloaded,
     DevicesYielded,
     Event,
-    PolicyAttached,
-    RedoDiverged,
     RejectReason,
     RunEnded,
-    ServiceLost,
-    ServiceStarted,
     StepDone,
     SwitchDone,
     SwitchRejected,
@@ -38,13 +35,14 @@ from bus.events import (
 )
 from bus.requests import Requests
 from services.controller.boundary import Boundary
+from services.controller.ending import ESSENTIAL, Ending
 from services.controller.lent import FORCED, Lent, amended
 from services.controller.replicas import Replicas
+from services.controller.stall import Stall
 from services.controller.swing import Swing
 from services.controller.watch import Watch
 
-ESSENTIAL = ("trainer", "rollouter", "controller")
-Failure = tuple[Literal["service_lost", "kill_unverified", "redo_diverged", "no_replicas", "failed"], str]
+LendReason = Literal["verdict", "starved", "evaluation"]
 
 
 class ControllerCore:
@@ -56,6 +54,7 @@ class ControllerCore:
         self.books = Books()
         self.requests = Requests()
         self.replicas = Replicas()
+        self.evaluations = Evaluations()
         self.boundary = Boundary()
         self.swing: Swing | None = None
         self.lent: Lent | None = None
@@ -63,6 +62,7 @@ class ControllerCore:
         self.granted = False
         self.ended = False
         self._watch = Watch(self.books, self.requests, self.replicas)
+        self._stall = Stall(self.books, self.requests, self.replicas, self.evaluations)
         self._opened = False
         """Boundary 0 has been opened."""
         self._waiting: WaitSamples | None = None
@@ -70,8 +70,7 @@ class ControllerCore:
         """(position, event) of an accepted request in mid-cycle."""
         self._rejections: list[tuple[int, RejectReason]] = []
         self._swings = 0
-        self._started: dict[str, None] = {}
-        self._failure: Failure | None = None
+        self._ending = Ending(self.books, self.replicas, self.evaluations)
 
     # --- apply -------------------------------------------------------------------------------------------------------------------
 
@@ -80,19 +79,21 @@ class ControllerCore:
         self.books.apply(event)
         outcomes = self.requests.apply(entry)
         self.replicas.apply(entry)
+        self.evaluations.apply(entry)
         if self.swing is not None:
             self.swing.apply(entry, self.replicas, self.requests, outcomes)
         self._watch.apply(event)
+        self._stall.apply(event)
         self._apply_to_boundary(entry.position, event)
         self._apply_to_devices(event)
-        self._apply_to_services(entry, event)
+        self._apply_to_run(event)
+        self._ending.apply(entry)
 
     def _apply_to_boundary(self, position: int, event: Event) -> None:
         match event:
             case BoundaryOpened():
                 self._opened = True
-                if self._asks():
-                    self.boundary.open(event.version)
+                self.boundary.open(event.version)
             case StepDone():
                 self._waiting = None
                 if event.is_boundary:
@@ -197,25 +198,14 @@ class ControllerCore:
         swing, self.swing = self.swing, None
         self.lent = Lent(swing.started, swing.woken) if swing is not None and event.target == "rollout" else None
 
-    def _apply_to_services(self, entry: Entry, event: Event) -> None:
+    def _apply_to_run(self, event: Event) -> None:
         match event:
-            case ServiceStarted():
-                self._started[role_of(entry.source)] = None
-            case PolicyAttached(mode="active"):
-                self._started["policy"] = None
-            case ServiceLost(restarting=False) if event.service in ESSENTIAL:
-                self._fail("service_lost", f"{event.service}: {event.detail}")
-            case RedoDiverged(action="stop"):
-                self._fail("redo_diverged", f"version {event.version}")
             case DeadlineMissed():
                 self._miss(event.key)
             case RunEnded():
                 self.ended = True
             case _:
                 pass
-
-    def _fail(self, reason: Literal["service_lost", "kill_unverified", "redo_diverged", "no_replicas", "failed"], detail: str) -> None:
-        self._failure = self._failure or (reason, detail)
 
     def _miss(self, key: str) -> None:
         """Deadlines that act; those on trainer and rollouter (yield, reload, cut, open) are only reported."""
@@ -225,52 +215,34 @@ class ControllerCore:
                 self.boundary.miss(rest)
             case "lent" if self.lent is not None and rest == str(self.lent.started.swing):
                 self.lent.too_long = True
-            case "no_replica" if not self.replicas.by_name:
-                self._fail("no_replicas", "none came back in time")
+            case "no_replica":
+                self._ending.miss_replica()
             case "start" if not self._opened:
-                self._miss_start()
+                self._ending.miss_start()
+            case "stall":
+                self._stall.miss(rest)
             case "kill" if self._watch.is_late(key, self.swing):
-                self._fail("kill_unverified", rest)
+                self._ending.fail("kill_unverified", rest)
             case _:
                 self._watch.condemn(key, self.swing)
-
-    def _miss_start(self) -> None:
-        missing = [role for role in ESSENTIAL if role not in self._started]
-        if missing or self.books.version < 0:
-            self._fail("failed", f"not started in time: {', '.join(missing) or 'weights 0'}")
-        elif not self.replicas.any_added():
-            self._fail("no_replicas", "none started in time")
 
     # --- decide ------------------------------------------------------------------------------------------------------------------
 
     def decide(self) -> Event | None:
         if self.ended or self.books.plan is None:
             return None
-        return self.replicas.decide() or self._end() or self._reject() or self._swing_on() or self._decide_boundary() or self._begin_swing()
+        return (
+            self.replicas.decide()
+            or self._ending.decide(self.swing)
+            or self._say_stalled()
+            or self._reject()
+            or self._swing_on()
+            or self._decide_boundary()
+            or self._begin_swing()
+        )
 
-    def _end(self) -> Event | None:
-        given_up = self.replicas.all_given_up(self._configured())
-        if self._failure is None and not self.books.finished and not given_up:
-            return None
-        if self.swing is not None:
-            return SwitchRejected(request=self.swing.request, swing=self.swing.id, reason="run_ended")
-        if self._failure is not None:
-            return RunEnded(reason=self._failure[0], detail=self._failure[1])
-        if not self.books.finished:
-            return RunEnded(reason="no_replicas", detail="every replica was lost and none will be restarted")
-        return RunEnded(reason=self._how_finished())
-
-    def _how_finished(self) -> Literal["completed", "stopped", "prompts_exhausted"]:
-        plan = self.books.plan
-        assert plan is not None
-        if self.books.steps_done >= plan.total_steps:
-            return "completed"
-        return "stopped" if self.books.stop_requested else "prompts_exhausted"
-
-    def _configured(self) -> tuple[str, ...]:
-        plan = self.books.plan
-        assert plan is not None
-        return plan.standalone + plan.hybrid
+    def _say_stalled(self) -> Event | None:
+        return self._stall.report(self.boundary, self.swing, self.home, self.granted) if self._stall.due else None
 
     def _reject(self) -> Event | None:
         for position, reason in self._rejections:
@@ -291,39 +263,59 @@ class ControllerCore:
         if self.swing is not None or self.lent is not None or not self.home:
             return None
         version = self.boundary.version
+        if self.books.finished:
+            return self._lend("evaluation", 0, 0.0, answers=version) if self._evaluates() else None
         if version is None:
             return self._grant_anew()
         if self.books.version < version:
             return None
-        if not self._asks():
-            return TrainGranted(version=version, reason="static")
-        if self.boundary.verdict is not None:
+        if self._asks() and self.boundary.verdict is not None:
             return self._follow(version, *self.boundary.verdict)
-        return TrainGranted(version=version, reason=self.boundary.grant_reason) if self.boundary.given_up else None
+        if self._asks() and not self.boundary.given_up:
+            return None
+        if self._evaluates():
+            return self._lend("evaluation", 0, 0.0, answers=version)
+        return TrainGranted(version=version, reason=self.boundary.grant_reason if self._asks() else "static")
 
     def _may_open(self) -> bool:
         """Weights 0 are published and everybody has started, or those who have not had their time."""
+        plan = self.books.plan
+        assert plan is not None
         if self.books.version < 0 or self.books.last_step_done or not self.replicas.any_added():
             return False
-        if not all(role in self._started for role in ESSENTIAL):
+        if not all(role in self._ending.started for role in ESSENTIAL):
             return False
-        policy = "policy" in self._started or not self._asks()
-        return self._watch.start_missed or (policy and self.replicas.all_settled(self._configured()))
+        policy = "policy" in self._ending.started or not self._asks()
+        return self._watch.start_missed or (policy and self.replicas.all_settled(plan.standalone + plan.hybrid))
 
     def _grant_anew(self) -> Event | None:
         """Devices home, no boundary open, no grant: after a swing, or at the start of a run whose boundaries are not asked."""
         if self.granted or self.books.last_step_done:
             return None
+        if self._evaluates():
+            return self._lend("evaluation", 0, 0.0, answers=None)
         return TrainGranted(version=self.books.version, reason=self.boundary.grant_reason if self._asks() else "static")
 
     def _follow(self, version: int, position: int, verdict: SwitchRequested) -> Event:
-        if verdict.target == "train":
+        lends = verdict.target == "rollout"
+        if self._evaluates():
+            return self._lend("evaluation", verdict.give_back_at if lends else 0, verdict.max_lent_s if lends else 0.0, answers=version)
+        if not lends:
             return TrainGranted(version=version, reason="verdict")
         if not self.replicas.wakeable():
             return SwitchRejected(request=position, swing=0, reason="no_hybrid")
         return self._lend("verdict", verdict.give_back_at, verdict.max_lent_s, answers=version)
 
-    def _lend(self, reason: Literal["verdict", "starved"], give_back_at: int, max_lent_s: float, answers: int | None) -> Event:
+    def _evaluates(self) -> bool:
+        """The newest version is to be evaluated, and nobody but sleeping hybrids could do it."""
+        serves = self.replicas.standalone_serves() or self.books.stop_requested or self.evaluations.timed_out
+        return self._evaluating() and not serves and bool(self.replicas.wakeable())
+
+    def _evaluating(self) -> bool:
+        current = self.evaluations.current
+        return current is not None and current.version == self.books.version
+
+    def _lend(self, reason: LendReason, give_back_at: int, max_lent_s: float, answers: int | None) -> Event:
         plan = self.books.plan
         assert plan is not None
         return SwitchStarted(
@@ -335,7 +327,7 @@ class ControllerCore:
         if self.swing is not None:
             return None
         if self.lent is not None:
-            reason = self.lent.why_return(self.books, self.replicas)
+            reason = self.lent.why_return(self.books, self.replicas, self._evaluating())
             return None if reason is None else SwitchStarted(swing=self._swings + 1, target="train", reason=reason)
         if self._extra is not None:
             return self._lend("verdict", self._extra[1].give_back_at, self._extra[1].max_lent_s, answers=None)
@@ -360,4 +352,11 @@ class ControllerCore:
         if self.ended or self.books.plan is None:
             return []
         asking = self.boundary.version if self._asks() and self.boundary.is_asking else None
-        return self._watch.deadlines(self._opened, asking, self.swing, self.lent)
+        return [*self._watch.deadlines(self._opened, asking, self.swing, self.lent), *self._stall_deadline(), *self._eval_deadline()]
+
+    def _eval_deadline(self) -> Sequence[Deadline]:
+        # Before that, hybrids that evaluate version 0 may wait for others to start.
+        return self.evaluations.deadlines() if self._opened else []
+
+    def _stall_deadline(self) -> Sequence[Deadline]:
+        return [self._stall.deadline()] if self._opened and not self._stall.reported else []

@@ -33,12 +33,17 @@ class Lent:
     too_long: bool = False
     """max_lent_s has passed."""
 
-    def why_return(self, books: Books, replicas: Replicas) -> ReturnReason | None:
-        """Why the devices go back now, if they do: the threshold falls to what can still become ready, so it always comes."""
+    def why_return(self, books: Books, replicas: Replicas, evaluating: bool) -> ReturnReason | None:
+        """Why the devices go back now, if they do: the threshold falls to what can still become ready, so it always comes.
+
+        `evaluating`: the newest version is under evaluation; what was lent for that stays lent until it is done, which has a deadline.
+        """
         if books.stop_requested:
             return "stop"
         if not any(replicas.is_awake(name, epoch) for name, epoch in self.woken.items()):
             return "no_replica"
+        if evaluating and self.started.reason == "evaluation":
+            return None
         ready = len(books.ready)
         if ready >= min(self.started.give_back_at, ready + len(books.in_flight) + books.startable):
             return "give_back"

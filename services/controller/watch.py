@@ -1,6 +1,7 @@
 """The controller's deadlines, and what a missed one means for a replica.
 
 start, verdict, lent, no_replica      the run, the policy, the lend
+eval : VERSION                        the evaluation ends with what is scored (bus.evaluations)
 boot, wake, abort, sleep, update, generate : … NAME : EPOCH      a replica that is late is killed
 kill : NAME : EPOCH                   an exit that cannot be verified ends the run
 yield, open, rollback, cut, reload    trainer and rollouter: only reported

@@ -42,8 +42,8 @@ from bus.events import (
 )
 from bus.log import Blobs, Log
 from services.context import ServiceContext
-from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
-from services.payloads import answer_blob, prompt_blob
+from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Outcome, Sampling
+from services.payloads import answer_blob, requested_prompt_blob
 from services.samples import PartialAnswer, pack_answer, unpack_answer, unpack_tokens
 from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT, Terminated
 from services.weights import load_weights
@@ -66,12 +66,13 @@ Key = tuple[str, int]
 class Replica:
     """One incarnation of one replica around one engine."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, sampling: Sampling, slots: int) -> None:
+    def __init__(self, context: ServiceContext, engine: Engine, sampling: Sampling, eval_sampling: Sampling, slots: int) -> None:
         self._context = context
         self._name = context.name
         self._role: Literal["standalone", "hybrid"] = "hybrid" if context.name in context.plan.hybrid else "standalone"
         self._engine = engine
         self._sampling = sampling
+        self._eval_sampling = eval_sampling
         self._slots = slots
         self._log: Log = context.open_log()
         self._blobs: Blobs = context.open_blobs()
@@ -139,6 +140,8 @@ class Replica:
         """The end of the run is not in the inbox: it is found at the end of the log, once in a while."""
         try:
             log = self._context.open_log()
+            # It may have ended before this incarnation's first word.
+            position = max(0, position - END_WINDOW)
             while not self._ending.wait(BLOCK_MS / 1000):
                 seen = max(position, log.last_position() - END_WINDOW)
                 entries = log.read(seen, END_WINDOW)
@@ -203,7 +206,7 @@ class Replica:
             return
         try:
             prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._blobs, event.prefix))
-            prompt = unpack_tokens(self._blobs.get(prompt_blob(event.sample)))
+            prompt = unpack_tokens(self._blobs.get(requested_prompt_blob(event)))
         except BlobMissing as error:
             self._say(self._outcome(event, "error", PartialAnswer(), str(error)), cause=position)
             return
@@ -212,7 +215,7 @@ class Replica:
             prompt_tokens=prompt,
             prefix_tokens=prefix.tokens,
             max_new_tokens=event.max_new_tokens,
-            sampling=self._sampling,
+            sampling=self._sampling if event.evaluates is None else self._eval_sampling,
             seed=_seed(self._context.plan.seed, event),
         )
         self._in_flight[request.request] = (event, position, prefix)
@@ -272,15 +275,14 @@ class Replica:
         facts: list[tuple[Event, int]] = []
         for output in outputs:
             event, position, prefix = self._in_flight.pop(output.request)
-            answer = prefix.extended(output.tokens, output.logprobs, output.spans)
-            facts.append((self._outcome(event, output.outcome, answer, output.error), position))
+            facts.append((self._outcome(event, *extend(prefix, output)), position))
         drafts = [Draft(fact, derived=False, cause=cause, at=time.time_ns()) for fact, cause in facts]
         self._log.append(self._producer, drafts)
 
     def _outcome(
         self,
         event: GenerationRequested,
-        outcome: Literal["stop", "length", "aborted", "refused", "error"],
+        outcome: Outcome,
         answer: PartialAnswer,
         error: str,
     ) -> GenerationFinished:
@@ -315,6 +317,14 @@ class Replica:
         self._log.append(self._producer, [Draft(fact, derived=False, cause=cause, at=time.time_ns())])
 
 
+def extend(prefix: PartialAnswer, output: GenerateOutput) -> tuple[Outcome, PartialAnswer, str]:
+    """The outcome, the whole answer, and the error if there is one. An output that contradicts itself is an error, never an answer."""
+    try:
+        return output.outcome, prefix.extended(output.tokens, output.logprobs, output.spans), output.error
+    except ValueError as error:
+        return "error", prefix, f"request {output.request}: {error}"
+
+
 def _seed(seed: int, event: GenerationRequested) -> int:
     """A number of its own for every attempt at every answer."""
     return (seed * 1_000_003 + event.sample * 4_099 + event.answer * 61 + event.attempt) & 0x7FFF_FFFF
@@ -323,4 +333,5 @@ def _seed(seed: int, event: GenerationRequested) -> int:
 def main(context: ServiceContext) -> None:
     """Runs one replica until the run has ended."""
     config = context.config
-    Replica(context, context.make_engine(), config.rollout.sampling(), config.rollout.slots).run()
+    sampling = config.rollout.sampling()
+    Replica(context, context.make_engine(), sampling, config.evaluation.sampling(sampling.stop_token_ids), config.rollout.slots).run()

@@ -1,7 +1,8 @@
 """Which prompts are started, where their requests go, and when routes are opened and cut.
 
-Order of what is decided on an entry: cut and open routes first (nothing is routed between `RoutesCut` and `RoutesOpened`), then weight
-updates, then requests to the replicas that are free, then new samples as far as replicas are free and the staleness limit has room.
+Order of what is decided on an entry: cut and open routes first (nothing is routed between `RoutesCut` and `RoutesOpened`), then what an
+evaluation needs (evaluation.py), then weight updates, then requests to the replicas that are free, then new samples as far as replicas are
+free and the staleness limit has room.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from bus.events import (
     SampleStarted,
     SettingChanged,
     SwitchStarted,
+    WeightsApplied,
     WeightUpdateRequested,
 )
-from bus.requests import Requests
+from bus.requests import Outcome, Requests
+from services.rollouter.evaluation import Evaluation
 from services.rollouter.groups import AnswerState, Groups, MoveReason
 from services.rollouter.routes import Route, Routes
 
@@ -56,6 +59,7 @@ class RollouterCore:
         self.books = Books()
         self.requests = Requests()
         self.routes = Routes(self.requests)
+        self.evaluation = Evaluation(self.requests, self.routes)
         self.groups: Groups | None = None
         self.paused: dict[str, None] = {}
         self.ended = False
@@ -65,6 +69,8 @@ class RollouterCore:
         self._to_cut: CutRoutesRequested | None = None
         self._moves: list[tuple[str, tuple[str, ...]]] = []
         self._moved: list[SampleMoved] = []
+        self._to_move: dict[str, None] = {}
+        """Requests that were asked to leave their replica and have not ended yet."""
         self._swinging_back = False
         """Routes are being cut: what is aborted now leaves because of a swing."""
 
@@ -72,18 +78,29 @@ class RollouterCore:
         event = entry.event
         self.books.apply(event)
         outcomes = self.requests.apply(entry)
+        newcomer = isinstance(event, WeightsApplied) and self.routes.is_new(event.replica)
         self.routes.apply(entry)
+        self.evaluation.apply(entry, outcomes)
         if isinstance(event, RunPlanned):
             self.groups = Groups(event)
             self._enable_rebalance = event.enable_rebalance
         if self.groups is not None:
             self._apply_to_groups(event, self.groups)
-            for outcome in outcomes:
-                self.groups.finish(outcome, entry.position, self._reason_to_leave(outcome.finished is None))
+            for outcome in (outcome for outcome in outcomes if outcome.request.evaluates is None):
+                self.groups.finish(outcome, entry.position, self._reason_to_leave(outcome))
         self._apply_to_routing(event)
+        if newcomer and self._enable_rebalance:
+            self._moves = self._plan_moves()
 
-    def _reason_to_leave(self, lost: bool) -> MoveReason:
-        return "lost" if lost else "swing" if self._swinging_back else "rebalance"
+    def _reason_to_leave(self, outcome: Outcome) -> MoveReason:
+        request, finished = outcome
+        to_move = request.request in self._to_move
+        self._to_move.pop(request.request, None)
+        if finished is None:
+            return "lost"
+        if to_move:
+            return "rebalance"
+        return "swing" if self._swinging_back and request.swing else "update"
 
     def _apply_to_groups(self, event: Event, groups: Groups) -> None:
         match event:
@@ -93,7 +110,7 @@ class RollouterCore:
                 groups.remove(event.sample)
             case SampleDropped():
                 groups.drop(event.sample)
-            case GenerationRequested():
+            case GenerationRequested(evaluates=None):
                 self._note_move(event, groups)
                 self._request_number += 1
                 groups.requested(event)
@@ -118,8 +135,9 @@ class RollouterCore:
                 self._swinging_back = event.target == "train"
             case RebalanceRequested():
                 self._moves = self._plan_moves()
-            case AbortRequested(reason="rebalance"):
+            case AbortRequested(reason="rebalance", requests=requests):
                 self._moves = self._moves[1:]
+                self._to_move.update(dict.fromkeys(requests))
             case SettingChanged(name="enable_rebalance", value=value):
                 self._enable_rebalance = bool(value)
             case RolloutPaused():
@@ -150,6 +168,7 @@ class RollouterCore:
             return None
         return (
             self._switch_routes()
+            or self.evaluation.decide(self.books)
             or self._update_weights()
             or self._account(self.groups)
             or self._route(self.groups)
@@ -198,10 +217,14 @@ class RollouterCore:
 
     def _route(self, groups: Groups) -> Event | None:
         waiting = groups.next_waiting()
-        route = None if waiting is None else self.routes.choose(self._request_number)
-        if waiting is None or route is None:
+        if waiting is None:
             return None
-        return self._request(groups, *waiting, route)
+        sample, answer = waiting
+        state = groups.by_sample[sample].answers[answer]
+        stay = state.last_replica if state.left_because == "update" else ""
+        avoid = state.last_replica if state.left_because in ("error", "rebalance") else ""
+        route = self.routes.choose(self._request_number, stay, avoid)
+        return None if route is None else self._request(groups, sample, answer, route)
 
     def _request(self, groups: Groups, sample: int, answer: int, route: Route) -> Event:
         state = groups.by_sample[sample].answers[answer]
@@ -243,10 +266,11 @@ class RollouterCore:
     def outstanding(self) -> Sequence[Request]:
         if self.ended or self.groups is None:
             return []
-        return [
+        scores = [
             Score(f"score:{sample}", group.completed_by, sample, tuple(group.answers))
             for sample, group in ((sample, self.groups.by_sample[sample]) for sample in self.groups.complete)
         ]
+        return [*scores, *self.evaluation.outstanding()]
 
     def deadlines(self) -> Sequence[Deadline]:
         return []

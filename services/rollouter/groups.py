@@ -14,7 +14,8 @@ from typing import Literal
 from bus.events import BlobRef, GenerationFinished, GenerationRequested, RunPlanned
 from bus.requests import Outcome
 
-MoveReason = Literal["rebalance", "swing", "lost"]
+MoveReason = Literal["rebalance", "swing", "lost", "update", "error"]
+"""Why an answer had to stop where it was: to spread the load, routes were cut, its replica was lost, took new weights, or failed."""
 
 
 @dataclass
@@ -113,7 +114,7 @@ class Groups:
         if finished is None or finished.outcome == "refused":
             self._again(request, state, reason)
         elif finished.outcome == "error":
-            self._err(request, group, state, finished, reason)
+            self._err(request, group, state, finished)
         elif finished.outcome == "aborted" and finished.num_tokens < self.plan.max_response_length:
             if self.plan.partial_rollout:
                 state.blob, state.num_tokens, state.spans = finished.blob, finished.num_tokens, finished.version_spans
@@ -130,13 +131,11 @@ class Groups:
         state.left_because = reason
         self.resumed.append((request.sample, request.answer))
 
-    def _err(
-        self, request: GenerationRequested, group: Group, state: AnswerState, finished: GenerationFinished, reason: MoveReason
-    ) -> None:
+    def _err(self, request: GenerationRequested, group: Group, state: AnswerState, finished: GenerationFinished) -> None:
         state.errors += 1
         group.last_error = finished.error
         if state.errors < self.plan.max_attempts:
-            self._again(request, state, reason)
+            self._again(request, state, "error")
         else:
             group.failed = True
             self.failed[request.sample] = None

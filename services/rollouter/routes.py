@@ -2,7 +2,7 @@
 
 A replica is routable when it is added, alive, has weights, is not updating, was not caught refusing or failing, and, if hybrid, its
 route is open. Among those with a free slot the least loaded (requests per slot) gets the next request; ties rotate by request number, so
-that low load spreads, too.
+that low load spreads, too. An answer that goes on stays on its replica if it has not left for a reason; one that failed goes elsewhere.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ class Route:
     """It refused a request; nothing is routed to it until it has declared its weights anew."""
     failed: bool = False
     """It is of no use any more and will be killed."""
+    pinned: bool = False
+    """It serves an evaluation alone, with the weights under evaluation."""
 
     @property
     def routable(self) -> bool:
         """May get requests now."""
-        return self.can_serve and self.serves is not None and self.updating is None and not self.suspect
+        return self.can_serve and self.serves is not None and self.updating is None and not self.suspect and not self.pinned
 
     @property
     def can_serve(self) -> bool:
@@ -64,6 +66,7 @@ class Routes:
     def __init__(self, requests: Requests) -> None:
         self.by_name: dict[str, Route] = {}
         self._requests = requests
+        self._pinned = ""
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""
@@ -92,6 +95,13 @@ class Routes:
             case _:
                 pass
 
+    def pin(self, name: str) -> None:
+        """From here on this replica is an evaluation's; empty: none is."""
+        if name != self._pinned:
+            self._pinned = name
+            for route in self.by_name.values():
+                route.pinned = route.name == name
+
     def _open(self, event: RoutesOpened) -> None:
         for name in event.replicas:
             route = self.by_name.get(name)
@@ -99,18 +109,25 @@ class Routes:
                 route.opened = True
 
     def to_update(self, newest: WeightsPublished | None) -> Route | None:
-        """A serving replica that has neither the newest weights nor been asked to load them."""
+        """A serving replica that has neither the newest weights nor been asked to load them; a pinned one keeps what it has."""
         if newest is None:
             return None
         wanted = (newest.version, newest.revision)
         for route in self.by_name.values():
-            if route.can_serve and not (route.serves == wanted and not route.suspect) and route.updating != wanted:
+            if route.pinned or not route.can_serve:
+                continue
+            if not (route.serves == wanted and not route.suspect) and route.updating != wanted:
                 return route
         return None
 
-    def choose(self, number: int) -> Route | None:
-        """The replica for request `number`, or None when every slot is taken."""
+    def choose(self, number: int, stay: str = "", avoid: str = "") -> Route | None:
+        """The replica for request `number`, or None when every slot is taken.
+
+        `stay`: where the answer was before, and goes on if it can, for what is cached there. `avoid`: where it failed; only if no other is
+        free.
+        """
         free = [route for route in self.by_name.values() if route.routable and self._requests.load(route.name) < route.slots]
+        free = [route for route in free if route.name == stay] or [route for route in free if route.name != avoid] or free
         if not free:
             return None
         start = number % len(free)
@@ -120,6 +137,11 @@ class Routes:
     def free_slots(self) -> int:
         """Requests that could be routed now."""
         return sum(max(0, route.slots - self._requests.load(route.name)) for route in self.by_name.values() if route.routable)
+
+    def is_new(self, name: str) -> bool:
+        """A replica that has not served anything yet."""
+        route = self.by_name.get(name)
+        return route is not None and not route.hybrid and route.serves is None
 
     def any_can_serve(self) -> bool:
         """Some replica serves, or will after its update."""

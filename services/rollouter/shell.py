@@ -1,7 +1,8 @@
 """The rollouter as a process: writes prompts for the replicas, has complete samples scored, and makes them ready.
 
 decisions ──prepare──▶ prompt payloads                        (before the request that names them is appended)
-core.outstanding(): score ──▶ reward workers ──▶ sample payload ──▶ SampleReady | SampleDropped
+core.outstanding(): score ──▶ reward workers ─┬─ sample: its payload ──▶ SampleReady | SampleDropped
+                                              └─ validation prompt: EvalScored
 """
 
 from __future__ import annotations
@@ -10,22 +11,33 @@ import logging
 import threading
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Literal
 
 from bus.blobs import get_blob, put_blob
 from bus.entry import Entry
 from bus.errors import EngineError
-from bus.events import BlobRef, Event, GenerationRequested, SampleDropped, SampleReady
+from bus.evaluations import number_of, prompt_of
+from bus.events import BlobRef, EvalScored, Event, GenerationRequested, SampleDropped, SampleReady
 from bus.log import Blobs
 from services.context import ServiceContext
-from services.payloads import answer_blob, prompt_blob, sample_blob
+from services.data.planning import REWARD_DIGEST, reward_spec
+from services.payloads import answer_blob, prompt_blob, requested_prompt_blob, sample_blob
 from services.prompts import PromptSource, make_prompts
 from services.rewards import RewardFailure, RewardRunner
 from services.rollouter.core import RollouterCore, Score
+from services.rollouter.evaluation import ScoreEvaluation
 from services.samples import Answer, SampleGroup, pack_group, pack_tokens, unpack_answer
 from services.shell import Facts, Shell
+from services.tasks.protocol import Prompt
 
 logger = logging.getLogger(__name__)
 
+Job = Score | ScoreEvaluation
+Owner = tuple[Literal["sample", "evaluation"], int]
+"""A sample by its number, or an evaluation by its version."""
+
+MAX_DETAIL = 2_000
+"""Characters of what is wrong with a reward that go into the log."""
 POLL_S = 0.5
 """How long the scoring thread waits for a result before it looks whether the service ends."""
 
@@ -33,18 +45,23 @@ POLL_S = 0.5
 class RollouterPerformer:
     """See `services.shell.Performer`. `blobs` belongs to the main thread, `scoring_blobs` to the one that waits for rewards."""
 
-    def __init__(self, core: RollouterCore, prompts: PromptSource, rewards: RewardRunner, blobs: Blobs, scoring_blobs: Blobs) -> None:
+    def __init__(
+        self, core: RollouterCore, prompts: PromptSource, rewards: RewardRunner, blobs: Blobs, scoring_blobs: Blobs, filter_groups: bool
+    ) -> None:
         self._core = core
+        self._filter_groups = filter_groups
         self._prompts = prompts
         self._rewards = rewards
         self._blobs = blobs
         self._scoring_blobs = scoring_blobs
         self._shell: Shell | None = None
-        self._begun: dict[int, None] = {}
-        self._scoring: dict[int, tuple[SampleGroup, int]] = {}
-        """Sample -> (its group without rewards, cause), at the reward workers."""
-        self._payloads: dict[int, list[str]] = {}
-        """Sample -> its payloads, the prompt first; removed when it is accounted for and nobody works on it."""
+        self._begun: dict[str, None] = {}
+        """Keys of requests that are outstanding and begun."""
+        self._scoring: dict[int, tuple[Job, SampleGroup]] = {}
+        """Number at the reward workers -> the request, and its answers without rewards."""
+        self._submitted = 0
+        self._payloads: dict[Owner, dict[str, None]] = {}
+        """Whose payloads there are, and their names; removed when it is accounted for and nobody works on it."""
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._collect, name="scoring", daemon=True)
@@ -53,39 +70,54 @@ class RollouterPerformer:
         self._shell = shell
         groups = self._core.groups
         for sample, group in {} if groups is None else groups.by_sample.items():
-            attempts = [(f"{sample}.{index}", state.attempt) for index, state in enumerate(group.answers)]
-            names = [answer_blob(request, attempt) for request, last in attempts for attempt in range(1, last + 1)]
-            if names:
-                self._payloads[sample] = [prompt_blob(sample), *names]
+            for answer, state in enumerate(group.answers):
+                self._remember(("sample", sample), prompt_blob(sample), f"{sample}.{answer}", state.attempt)
+        for request in self._core.evaluation.asked.values():
+            self._remember(_owner(request), requested_prompt_blob(request), request.request, request.attempt)
         self._rewards.start()
         self._thread.start()
+
+    def _remember(self, owner: Owner, prompt: str, request: str, attempts: int) -> None:
+        """What the predecessor, and replicas for it, wrote."""
+        if attempts:
+            names = (answer_blob(request, attempt) for attempt in range(1, attempts + 1))
+            self._payloads.setdefault(owner, {}).update(dict.fromkeys([prompt, *names]))
 
     def prepare(self, events: Sequence[Event]) -> None:
         """A request's prompt is written before the request."""
         for event in events:
             if isinstance(event, GenerationRequested):
-                if event.sample not in self._payloads:
-                    self._blobs.put(prompt_blob(event.sample), pack_tokens(self._prompts.prompt(event.sample).tokens))
-                    self._payloads[event.sample] = [prompt_blob(event.sample)]
-                self._payloads[event.sample].append(answer_blob(event.request, event.attempt))
+                names = self._payloads.setdefault(_owner(event), {})
+                prompt = requested_prompt_blob(event)
+                if prompt not in names:
+                    self._blobs.put(prompt, pack_tokens(self._prompt(event.sample).tokens))
+                names.update(dict.fromkeys((prompt, answer_blob(event.request, event.attempt))))
+
+    def _prompt(self, number: int) -> Prompt:
+        """The prompt of a sample or, below 0, of the validation set."""
+        return self._prompts.prompt(number) if number >= 0 else self._prompts.validation(prompt_of(number))
 
     def look(self, entries: Sequence[Entry]) -> None:
         self._remove_payloads()
-        outstanding = self._core.outstanding()
-        self._begun = {request.sample: None for request in outstanding if isinstance(request, Score) and request.sample in self._begun}
+        outstanding = [request for request in self._core.outstanding() if isinstance(request, Score | ScoreEvaluation)]
+        self._begun = {request.key: None for request in outstanding if request.key in self._begun}
         for request in outstanding:
-            if isinstance(request, Score) and request.sample not in self._begun:
-                self._begun[request.sample] = None
+            if request.key not in self._begun:
+                self._begun[request.key] = None
                 self._score(request)
 
     def _remove_payloads(self) -> None:
-        """Only once the sample's outcome is in the log, for a successor would need them to score it again, and no replica works on it."""
-        groups = self._core.groups
-        done = [sample for sample in self._payloads if groups is None or sample not in groups.by_sample]
+        """Only once the outcome is in the log, for a successor would need them to score it again, and no replica works on it."""
+        groups, evaluated = self._core.groups, self._core.evaluation.version
+        done = [
+            (kind, number)
+            for kind, number in self._payloads
+            if (number != evaluated if kind == "evaluation" else groups is None or number not in groups.by_sample)
+        ]
         if done:
-            busy = self._core.requests.samples()
-            names = [name for sample in done if sample not in busy for name in self._payloads.pop(sample)]
-            self._blobs.delete(names)
+            requests = self._core.requests
+            busy = {"sample": requests.samples(), "evaluation": requests.evaluated()}
+            self._blobs.delete([name for owner in done if owner[1] not in busy[owner[0]] for name in self._payloads.pop(owner)])
 
     def close(self) -> None:
         self._ending.set()
@@ -93,16 +125,17 @@ class RollouterPerformer:
             self._thread.join(timeout=10.0)
         self._rewards.close()
 
-    def _score(self, request: Score) -> None:
-        prompt = self._prompts.prompt(request.sample)
+    def _score(self, request: Job) -> None:
+        number = request.sample if isinstance(request, Score) else number_of(request.prompt)
+        prompt = self._prompt(number)
         answers = []
         for state in request.answers:
             assert state.blob is not None, "an answer is done without a payload"
             answers.append(self._answer(state.blob, stopped=not state.ran_out))
-        group = SampleGroup(request.sample, prompt.tokens, tuple(answers))
         with self._lock:
-            self._scoring[request.sample] = (group, request.cause)
-        self._rewards.submit(request.sample, prompt.tokens, [answer.tokens for answer in answers], prompt.reference)
+            self._submitted += 1
+            self._scoring[self._submitted] = (request, SampleGroup(number, prompt.tokens, tuple(answers)))
+        self._rewards.submit(self._submitted, prompt.tokens, [answer.tokens for answer in answers], prompt.reference)
 
     def _answer(self, ref: BlobRef, stopped: bool) -> Answer:
         partial = unpack_answer(get_blob(self._blobs, ref))
@@ -114,22 +147,30 @@ class RollouterPerformer:
         try:
             while not self._ending.is_set():
                 facts: list[tuple[Event, int]] = []
-                for sample, rewards in self._rewards.poll(POLL_S):
-                    facts += self._outcome(sample, rewards)
+                for number, rewards in self._rewards.poll(POLL_S):
+                    facts += self._outcome(number, rewards)
                 if facts:
                     self._shell.post(facts)
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self._shell.fail(error)
 
-    def _outcome(self, sample: int, rewards: Sequence[float] | RewardFailure) -> Facts:
+    def _outcome(self, number: int, rewards: Sequence[float] | RewardFailure) -> Facts:
         with self._lock:
-            group, cause = self._scoring.pop(sample)
+            request, group = self._scoring.pop(number)
+        error = ""
         if isinstance(rewards, RewardFailure):
-            logger.warning("reward failed: sample=%d reason=%s", sample, rewards.reason)
-            fact: Event = SampleDropped(sample=sample, reason="failed", detail=f"{rewards.reason}: {rewards.detail}"[:2_000])
-        else:
-            fact = self._ready(group, rewards)
-        return [(fact, cause)]
+            logger.warning("reward failed: request=%s reason=%s", request.key, rewards.reason)
+            error, rewards = rewards.told(MAX_DETAIL), ()
+        if isinstance(request, ScoreEvaluation):
+            num_tokens = () if error else tuple(len(answer.tokens) for answer in group.answers)
+            scored = EvalScored(version=request.version, prompt=request.prompt, rewards=tuple(rewards), num_tokens=num_tokens, error=error)
+            return [(scored, request.cause)]
+        if error:
+            return [(SampleDropped(sample=request.sample, reason="failed", detail=error), request.cause)]
+        if self._filter_groups and min(rewards) == max(rewards):
+            detail = f"all {len(rewards)} answers have the reward {rewards[0]:g}"
+            return [(SampleDropped(sample=request.sample, reason="filtered", detail=detail), request.cause)]
+        return [(self._ready(group, rewards), request.cause)]
 
     def _ready(self, group: SampleGroup, rewards: Sequence[float]) -> SampleReady:
         answers = tuple(
@@ -147,9 +188,17 @@ class RollouterPerformer:
         )  # fmt: skip
 
 
+def _owner(request: GenerationRequested) -> Owner:
+    return ("sample", request.sample) if request.evaluates is None else ("evaluation", request.evaluates)
+
+
 def main(context: ServiceContext) -> None:
     """Runs the rollouter until the run has ended."""
     core = RollouterCore()
-    prompts = make_prompts(context.config, context.plan.seed)
-    rewards = RewardRunner(context.config.data.reward, context.config.rollout.reward_workers, context.config.rollout.reward_timeout_s)
-    Shell(context, core, RollouterPerformer(core, prompts, rewards, context.open_blobs(), context.open_blobs())).run()
+    config, plan = context.config, context.plan
+    prompts = make_prompts(config, plan)
+    spec = reward_spec(config, str(plan.environment.get(REWARD_DIGEST, "")))
+    rewards = RewardRunner(spec, config.rollout.reward_workers, config.rollout.reward_timeout_s)
+    filters = config.rollout.filter_groups
+    performer = RollouterPerformer(core, prompts, rewards, context.open_blobs(), context.open_blobs(), filters)
+    Shell(context, core, performer).run()

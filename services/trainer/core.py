@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from bus.books import Books
 from bus.core import Deadline, Request
 from bus.entry import Entry
+from bus.evaluations import Evaluations
 from bus.events import (
     BatchFormed,
     BlobRef,
@@ -35,6 +36,7 @@ from bus.events import (
     YieldRequested,
 )
 from services.learner.micro_batches import plan_micro_batches
+from services.trainer.staleness import choose, missing, too_old
 
 KEPT_CHECKPOINTS = 3
 """Newest checkpoints that a restart may fall back to; batches after the oldest of them are remembered for the redo."""
@@ -86,6 +88,7 @@ class TrainerCore:
 
     def __init__(self) -> None:
         self.books = Books()
+        self.evaluations = Evaluations()
         self.granted = False
         self.home = True
         self.ended = False
@@ -112,6 +115,7 @@ class TrainerCore:
     def apply(self, entry: Entry) -> None:
         event = entry.event
         self.books.apply(event)
+        self.evaluations.apply(entry)
         match event:
             case SampleReady():
                 self.payloads.setdefault(event.sample, event.blob)
@@ -134,7 +138,8 @@ class TrainerCore:
             case CheckpointRequested():
                 self._checkpoint_due = self.books.steps_done
             case SwitchStarted():
-                self._lend_in_mid_cycle = event.answers is None
+                # One for an evaluation begins only where no boundary can come in between.
+                self._lend_in_mid_cycle = event.answers is None and event.reason != "evaluation"
             case YieldRequested():
                 self._yielding = (event.swing, entry.position)
             case DevicesYielded():
@@ -189,11 +194,18 @@ class TrainerCore:
             return None
         if self._yielding is not None and self._must_stay():
             return YieldRefused(swing=self._yielding[0], step=self.books.steps_done + (self.books.batch is not None))
-        return self._drop_tail() or self._form_or_wait()
+        return self._drop_stale() or self._drop_tail() or self._form_or_wait()
 
     def _must_stay(self) -> bool:
         """A batch was just formed, or the cycle ended while the controller, a few entries behind, began to lend in its middle."""
         return self.books.batch is not None or (self._lend_in_mid_cycle and not self.granted)
+
+    def _drop_stale(self) -> Event | None:
+        stale = None if self.books.last_step_done else too_old(self.books)
+        if stale is None:
+            return None
+        detail = f"its oldest weights are {stale.oldest_version}, version {self.books.version} is trained"
+        return SampleDropped(sample=stale.sample, reason="stale", detail=detail)
 
     def _drop_tail(self) -> Event | None:
         plan, books = self.books.plan, self.books
@@ -209,13 +221,15 @@ class TrainerCore:
         if not self.granted or not self.home or self._yielding is not None or books.batch is not None or books.last_step_done:
             return None
         step, have = books.steps_done + 1, len(books.ready)
-        if have >= plan.required_samples or (books.no_more_samples and have > 0):
-            chosen = list(books.ready.values())[: plan.required_samples]
+        chosen = choose(books)
+        late = missing(books, chosen)
+        if late == 0 and (have >= plan.required_samples or (books.no_more_samples and have > 0)):
             split = plan_micro_batches([sample.num_tokens for sample in chosen], plan.max_tokens_per_micro_batch)
             return BatchFormed(
                 step=step, samples=tuple(sample.sample for sample in chosen), micro_batches=tuple(tuple(part) for part in split)
             )
-        return None if self._asked else WaitSamples(step=step, need=plan.required_samples, have=have)
+        need = max(plan.required_samples, have + late if late else 0)
+        return None if self._asked else WaitSamples(step=step, need=need, have=have)
 
     def outstanding(self) -> Sequence[Request]:
         books = self.books
@@ -247,7 +261,8 @@ class TrainerCore:
     def _publication_due(self) -> bool:
         books = self.books
         earned = books.version < 0 or self._publish_cause is not None or (books.last_step_done and books.steps_since_publication > 0)
-        return earned and self.home
+        # Who was asked to yield may have left already, though the log does not say so yet: then it is published after the return.
+        return earned and self.home and self._yielding is None
 
     def deadlines(self) -> Sequence[Deadline]:
         return []

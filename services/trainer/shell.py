@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from bus.blobs import get_blob
@@ -23,10 +24,12 @@ from bus.events import (
     DevicesYielded,
     Event,
     RedoDiverged,
+    SampleDropped,
     StepDone,
     WeightsPublished,
 )
 from bus.log import Blobs
+from services.advice import advice
 from services.context import ServiceContext
 from services.learner.digests import weights_digest
 from services.learner.protocol import Learner
@@ -61,6 +64,8 @@ class TrainerPerformer:
         self._restored = False
         self._trained: dict[int, tuple[int, ...]] = {}
         """Step -> its samples, while their payloads may be needed for a redo."""
+        self._dropped: deque[int] = deque()
+        """Ready samples that were dropped and will never be trained: their payloads are to be removed."""
         self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
 
     @property
@@ -78,6 +83,8 @@ class TrainerPerformer:
 
     def look(self, entries: Sequence[Entry]) -> None:
         self._waiting.look(self._core.is_waiting)
+        own = [entry.event for entry in entries if isinstance(entry.event, SampleDropped) and entry.event.emitted_by() == ("trainer",)]
+        self._dropped.extend(drop.sample for drop in own)
         outstanding = self._core.outstanding()
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}
         for request in outstanding:
@@ -136,6 +143,7 @@ class TrainerPerformer:
 
     def _publish(self, version: int, revision: int) -> WeightsPublished:
         learner = self._learner_or_new(offloaded=False)
+        learner.begin_cycle()
         notice = self._store.publish(learner.weights(), version, revision, self.shell.host.producer.epoch)
         return WeightsPublished(
             version=version, revision=revision, transport=notice.transport, uri=notice.uri, digest=notice.digest,
@@ -179,6 +187,7 @@ class TrainerPerformer:
             logger.info("redo: step=%d of=%d", batch.step, self._core.books.steps_done)
             learner.train(batch.step, self._groups(batch), batch.micro_batches)
             if batch.step in published:
+                learner.begin_cycle()
                 facts += self._compare(published[batch.step])
         self._restored = True
         return facts
@@ -215,7 +224,8 @@ class TrainerPerformer:
     def _tidy(self, request: Request) -> None:
         """Removes what nobody can need any more: older weights, and checkpoints and samples behind the oldest kept checkpoint."""
         if isinstance(request, Publish) and self._core.books.publication is not None:
-            self._store.retire({self._core.books.publication.uri})
+            self._store.retire({self._core.books.publication.uri, *self._core.evaluations.needed_uris})
+        self._blobs.delete([sample_blob(self._dropped.popleft()) for _ in range(len(self._dropped))])
         if isinstance(request, Train):
             self._trained[request.batch.step] = request.batch.samples
         if isinstance(request, Checkpoint) and len(self._core.checkpoints) == KEPT_CHECKPOINTS:
@@ -227,6 +237,8 @@ class TrainerPerformer:
 def main(context: ServiceContext) -> None:
     """Runs the trainer until the run has ended."""
     config = context.config
+    for text in advice(config):
+        logger.warning("%s", text)
     core = TrainerCore()
     store = WeightStore(context.run, config.weights.transport, config.weights.folder or context.folder / "weights")
     files = CheckpointFiles(context.folder / "checkpoints")

@@ -104,3 +104,36 @@ def test_c37_two_standalone_and_two_hybrids_are_four() -> None:
     story.tell(RoutesOpened(swing=1, replicas=("h0", "h1")))
     assert story.routes.free_slots() == 4 * 4
     assert [route.name for route in story.routes.by_name.values() if not route.hybrid] == ["s0", "s1"]
+
+
+def test_c41_rebalancing_moves_only_what_finds_a_free_slot_below_the_even_share_elsewhere() -> None:
+    story = Story()
+    story.start("s0", slots=8)
+    for number in range(8):
+        assert story.request(number) == "s0"
+    story.start("s1", slots=8)
+    assert story.routes.moves(waiting=0) == [("s0", ("4.0", "5.0", "6.0", "7.0"))], "the newest half moves, the rest goes on"
+    assert story.routes.moves(waiting=8) == [], "what waits fills the newcomer: nothing must move"
+
+
+def test_an_answer_stays_on_its_replica_unless_it_left_for_a_reason() -> None:
+    story = Story()
+    for name in ("s0", "s1", "s2"):
+        story.start(name)
+    for number in range(6):
+        assert chosen(story, number, stay="s2") == "s2"
+        assert chosen(story, number, avoid="s1") in ("s0", "s2")
+    story.request(0)
+    assert chosen(story, 1, stay="s0") == "s0", "a little load is no reason to leave"
+
+
+def chosen(story: Story, number: int, stay: str = "", avoid: str = "") -> str:
+    route = story.routes.choose(number, stay, avoid)
+    assert route is not None
+    return route.name
+
+
+def test_an_answer_that_failed_on_the_only_replica_is_tried_there_again() -> None:
+    story = Story()
+    story.start("s0")
+    assert chosen(story, 1, avoid="s0") == "s0"

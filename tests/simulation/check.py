@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bus.core import Core
 from bus.entry import Entry
-from bus.events import PolicyAttached, RunEnded
+from bus.events import PolicyAttached, ReplicaLost, RunEnded
+from bus.requests import Requests
 from replay.invariants import Invariants
 from replay.verify import Report, Subject, verify
 from services.controller.core import ControllerCore
@@ -47,7 +48,19 @@ def run_world(world: World) -> World:
     report = verify_log(entries, entries[-1].chain)
     assert report.passed, "\n".join(map(str, report.differences[:5]))
     check_books(entries)
+    check_requests(entries)
     return world
+
+
+def check_requests(entries: list[Entry]) -> None:
+    """Nobody waits for what was sent to an incarnation that is gone, whichever of the two stands first in the log (C-38)."""
+    requests, gone = Requests(), dict[str, int]()
+    for entry in entries:
+        requests.apply(entry)
+        if isinstance(entry.event, ReplicaLost):
+            gone[entry.event.replica] = max(entry.event.epoch, gone.get(entry.event.replica, 0))
+    waited_for = [request for waiting in requests.open.values() for request in waiting.values()]
+    assert all(request.epoch > gone.get(request.replica, 0) for request in waited_for), waited_for
 
 
 def check_books(entries: list[Entry]) -> None:

@@ -15,7 +15,7 @@ ARROWS = (
     "AbortRequested", "GenerationFinished", "GenerationRequested", "SleepRequested", "ReplicaAsleep",
     "ReloadRequested", "DevicesReloaded", "SwitchRejected", "SampleReady", "SampleStarted", "SampleDropped",
     "PromptsExhausted", "KillRequested", "ReplicaLost", "ReplicaFailed", "WeightUpdateRequested", "WeightsApplied",
-    "PolicyAttached", "ServiceStarted", "DeadlineMissed",
+    "PolicyAttached", "ServiceStarted", "DeadlineMissed", "EvalRequested", "EvalScored", "EvalDone",
 )  # fmt: skip
 
 
@@ -33,6 +33,8 @@ class Faults:
     engine_hangs: float = 0.0
     engine_script: dict[tuple[str, str], str] = field(default_factory=dict)
     """(replica, during) -> `fail` or `hang`: what its engine does the next time."""
+    slow: dict[str, int] = field(default_factory=dict)
+    """Request -> entries in the log before it may come to its end."""
     reward_fails: float = 0.0
     filtered: float = 0.0
     duplicate: float = 0.0
@@ -51,7 +53,7 @@ def draw_plan(random: Random, run: str) -> RunPlanned:
     """A small plan with every switch in every position."""
     standalone = random.choice((0, 1, 1, 2))
     hybrid = random.choice((0, 1, 1, 2)) if standalone else random.choice((1, 2))
-    return RunPlanned(
+    plan = RunPlanned(
         run=run,
         seed=random.randrange(1000),
         total_steps=random.randint(1, 7),
@@ -75,6 +77,22 @@ def draw_plan(random: Random, run: str) -> RunPlanned:
         policy=random.choice(POLICIES),
         policy_params={},
     )
+    lag = random.choice((None, None, 0, 1, 2))
+    can_wait = lag is not None and lag >= plan.staleness_threshold
+    waits = random.choice(("drop", "wait")) if can_wait else "drop"
+    return plan.model_copy(update={"max_version_lag": lag, "on_version_lag": waits, **draw_evaluation(Random(run))})
+
+
+def draw_evaluation(random: Random) -> dict[str, object]:
+    """What the plan says of evaluation; every other one has none."""
+    if random.random() < 0.5:
+        return {}
+    return {
+        "num_validation": random.randint(1, 4),
+        "eval_every_versions": random.choice((0, 1, 1, 2)),
+        "eval_before_train": random.random() < 0.5,
+        "eval_n": random.randint(1, 2),
+    }
 
 
 def draw_faults(random: Random) -> Faults:

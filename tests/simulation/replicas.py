@@ -8,6 +8,8 @@ from bus.entry import Draft, Entry, Producer
 from bus.events import (
     AbortRequested,
     BlobRef,
+    EvalDone,
+    EvalRequested,
     Event,
     GenerationFinished,
     GenerationRequested,
@@ -43,6 +45,7 @@ class SimReplica:
         self.hung = False
         self.swing = 0
         self.version = -1
+        self.evaluates = -1
         self.in_flight: dict[tuple[str, int], tuple[GenerationRequested, int]] = {}
 
     @property
@@ -100,7 +103,10 @@ class SimReplica:
                 self._end_all(entry.position)
                 self.state = "asleep"
                 self.say(ReplicaAsleep(replica=self.name, swing=event.swing, seconds=0.0), cause=entry.position)
+            case EvalRequested() if event.epoch == self.epoch:
+                self.evaluates = event.version
             case WeightUpdateRequested() if event.epoch == self.epoch and not self._fails("update", entry.position):
+                self._check_weights(event)
                 self._end_all(entry.position)
                 self.state, self.version = "serving", event.version
                 self.say(
@@ -108,6 +114,11 @@ class SimReplica:
                 )
             case KillRequested() | _:
                 pass
+
+    def _check_weights(self, event: WeightUpdateRequested) -> None:
+        """Weights under evaluation stay retrievable, however much newer ones are published meanwhile."""
+        done = any(isinstance(entry.event, EvalDone) and entry.event.version == event.version for entry in self.world.store.entries)
+        assert event.version != self.evaluates or done or event.uri in self.world.weights, f"weights {event.uri} are gone"
 
     def _fails(self, during: Literal["start", "wake", "sleep", "update", "abort"], cause: int) -> bool:
         if self.state == "failed":
@@ -136,22 +147,32 @@ class SimReplica:
         for key in list(self.in_flight):
             if not event.requests or key[0] in event.requests:
                 request, _ = self.in_flight.pop(key)
-                self._finish(request, cause, "aborted", self.world.random.randint(0, request.max_new_tokens))
+                self._finish(request, cause, "aborted", self._so_far(request))
 
     def _end_all(self, cause: int) -> None:
         for request, _ in list(self.in_flight.values()):
-            self._finish(request, cause, "aborted", self.world.random.randint(0, request.max_new_tokens))
+            self._finish(request, cause, "aborted", self._so_far(request))
         self.in_flight = {}
+
+    def can_finish(self) -> list[tuple[str, int]]:
+        """Requests whose answers may come to their end now."""
+        slow, end = self.world.faults.slow, len(self.world.store.entries)
+        return [key for key in self.in_flight if slow.get(key[0], 0) <= end]
 
     def finish_one(self) -> None:
         """An answer comes to its end."""
         random = self.world.random
-        key = random.choice(list(self.in_flight))
+        key = random.choice(self.can_finish())
         request, cause = self.in_flight.pop(key)
         if random.random() < self.world.faults.answer_error:
             self._finish(request, cause, "error", 0)
         else:
             self._finish(request, cause, random.choice(("stop", "length")), random.randint(1, request.max_new_tokens))
+
+    def _so_far(self, request: GenerationRequested) -> int:
+        if request.request in self.world.faults.slow:
+            return min(1, request.max_new_tokens)
+        return self.world.random.randint(0, request.max_new_tokens)
 
     def _finish(
         self, request: GenerationRequested, cause: int, outcome: Literal["stop", "length", "aborted", "refused", "error"], new_tokens: int

@@ -15,6 +15,7 @@ from bus.events import (
     DeadlineMissed,
     DevicesReloaded,
     DevicesYielded,
+    EvalScored,
     Event,
     PolicyAttached,
     SampleDropped,
@@ -27,6 +28,7 @@ from bus.events import (
 from bus.host import Host, rebuild
 from services.controller.core import ControllerCore
 from services.rollouter.core import RollouterCore, Score
+from services.rollouter.evaluation import ScoreEvaluation
 from services.trainer.core import Checkpoint, Publish, Reload, Train, TrainerCore, Yield
 
 if TYPE_CHECKING:
@@ -109,6 +111,8 @@ class SimRollouter(SimService):
     """Its shell scores."""
 
     def outcome(self, request: Request) -> Facts:
+        if isinstance(request, ScoreEvaluation):
+            return self._score(request)
         assert isinstance(request, Score)
         assert isinstance(self.core, RollouterCore)
         assert all(answer.done and answer.blob is not None for answer in request.answers), "scored before it was complete"
@@ -131,6 +135,19 @@ class SimRollouter(SimService):
         if self.random.random() < faults.duplicate:
             facts.append((ready, request.cause))
         return facts
+
+    def _score(self, request: ScoreEvaluation) -> Facts:
+        assert all(answer.done and answer.blob is not None for answer in request.answers), "scored before it was complete"
+        failed = self.random.random() < self.world.faults.reward_fails
+        scored = EvalScored(
+            version=request.version,
+            prompt=request.prompt,
+            rewards=() if failed else tuple(self.random.random() for _ in request.answers),
+            num_tokens=() if failed else tuple(answer.num_tokens for answer in request.answers),
+            error="reward raised" if failed else "",
+        )
+        twice = self.random.random() < self.world.faults.duplicate
+        return [(scored, request.cause)] * (2 if twice else 1)
 
 
 class SimTrainer(SimService):
@@ -182,9 +199,10 @@ class SimTrainer(SimService):
 
     def _publish(self, request: Publish) -> Event:
         _, digest = self._restore()
-        return WeightsPublished(
-            version=request.version, revision=0, transport="shm", uri=f"w{request.version}", digest=digest, num_bytes=1, seconds=0.0
-        )
+        newest, uri = self.trainer.books.publication, f"w{request.version}"
+        kept = {uri, *self.trainer.evaluations.needed_uris, *([newest.uri] if newest is not None else [])}
+        self.world.weights = {held: None for held in (*self.world.weights, uri) if held in kept}
+        return WeightsPublished(version=request.version, revision=0, transport="shm", uri=uri, digest=digest, num_bytes=1, seconds=0.0)
 
     def _save(self, request: Checkpoint) -> Facts:
         step, digest = self._restore()

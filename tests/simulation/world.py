@@ -41,6 +41,8 @@ class World:
         self.faults = faults or drawn_faults
         self.store = MemoryStore.create(self.plan, at=0)
         self.disk: dict[str, str] = {}
+        self.weights: dict[str, None] = {}
+        """Publications that can be loaded."""
         self.ticks = 0
         self.crashes = 0
         self._processes: dict[str, Process] = {}
@@ -255,7 +257,7 @@ class World:
         if replica.state == "starting":
             return [replica.add]
         actions: list[Action] = [replica.read] * 2 if replica.has_mail() else []
-        return [*actions, replica.finish_one] if replica.in_flight else actions
+        return [*actions, replica.finish_one] if replica.can_finish() else actions
 
     def _deadlines(self) -> list[tuple[Process, Action]]:
         controller = self._processes.get("controller")

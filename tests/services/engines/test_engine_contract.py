@@ -161,6 +161,19 @@ def test_c27_aborts_from_another_thread_race_with_submits(workshop: Workshop) ->
     assert {output.outcome for output in outputs.values()} == {"aborted"}
 
 
+def test_c07_2048_requests_on_one_engine_do_not_keep_an_abort_from_being_served(workshop: Workshop) -> None:
+    engine = workshop.open(rows=8)
+    names = [f"r{number}" for number in range(2048)]
+    for number, name in enumerate(names):
+        engine.submit(ask(name, LONG, seed=number))
+    wait_for_tokens(engine, 16)
+    engine.abort(names)
+    outputs = collect(engine, len(names))
+    assert {output.outcome for output in outputs.values()} == {"aborted"}
+    assert sum(bool(output.tokens) for output in outputs.values()) <= 16, "requests behind the abort were started"
+    assert (engine.stats().running, engine.stats().queued) == (0, 0)
+
+
 def test_c29_generation_without_weights_since_the_last_wake_is_refused(workshop: Workshop) -> None:
     engine = workshop.build()
     engine.wake()
