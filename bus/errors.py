@@ -9,9 +9,11 @@
     │   ├── Fenced             a newer incarnation of this service has started
     │   ├── EntryTooLarge      an event is over the size limit
     │   └── LogUnavailable     the server does not answer
+    │       └── ServerFull     the server has no memory left for another entry
     ├── CodecError             an entry cannot be read or an event cannot be written
     ├── BlobMissing            a payload is gone or its digest differs
     ├── ServerError            no Redis-compatible server found, or it cannot be used
+    │   └── ServerAbsent       nothing answers at the address
     ├── CoreError              a core met a log that breaks its rules
     ├── EngineError            an inference engine failed
     ├── LearnerError           training failed (a loss that is not finite, …)
@@ -58,6 +60,10 @@ class LogUnavailable(LogError):
     """The server does not answer."""
 
 
+class ServerFull(LogUnavailable):
+    """The server's memory is used up; it throws nothing away and takes nothing more. Passes when somebody makes room."""
+
+
 class CodecError(SwingshiftError):
     """An entry cannot be read, or an event cannot be written."""
 
@@ -68,6 +74,10 @@ class BlobMissing(SwingshiftError):
 
 class ServerError(SwingshiftError):
     """No Redis-compatible server was found, or the one found cannot be used."""
+
+
+class ServerAbsent(ServerError):
+    """Nothing answers at the address, or nothing that is ready: it may come up later."""
 
 
 class CoreError(SwingshiftError):

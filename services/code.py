@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("bus", "policies", "services")
 DIGEST_BYTES = 8
+_PARSING = threading.Lock()
+"""Python 3.11 loses count of its depth when two threads parse at once, which services in one process may do."""
 
 
 def code_digest(*modules: str) -> str:
@@ -68,7 +71,9 @@ def _imports(module: str) -> tuple[str, ...]:
     """Modules of ours that a module imports, anywhere in it, with the packages they lie in."""
     source = _file(module)
     assert source is not None
-    return tuple(dict.fromkeys(outer for name in _imported_names(ast.parse(source.read_bytes())) for outer in _prefixes(name)))
+    with _PARSING:
+        tree = ast.parse(source.read_bytes())
+    return tuple(dict.fromkeys(outer for name in _imported_names(tree) for outer in _prefixes(name)))
 
 
 def _imported_names(tree: ast.AST) -> Iterator[str]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLICA = "replica"
+CONTROLLER = "controller"
+"""Nobody else can decide for it: every other service says when it is lost."""
 LAPSED = 5
 """Exit code of a replica whose lease has ended."""
 
@@ -89,7 +91,8 @@ class ServiceContext:
     def alive(self, epoch: int) -> Alive:
         """The sign of life of this incarnation."""
         holds_a_lease = self.service == REPLICA and not self.supervised
-        return Alive(self.url, self.run, self.source, epoch, on_lapse=end_at_once if holds_a_lease else None)
+        watched = None if self.service == CONTROLLER else CONTROLLER
+        return Alive(self.url, self.run, self.source, epoch, on_lapse=end_at_once if holds_a_lease else None, watched=watched)
 
     def make_learner(self, offloaded: bool = False) -> Learner:
         """The learner with the initial weights. Raises ConfigError for a model that cannot be used."""

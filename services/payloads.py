@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from bus.evaluations import prompt_of
+from bus.events import GenerationRequested
+
 
 def prompt_blob(sample: int) -> str:
     """Prompt tokens; rollouter -> replicas. Removed by the rollouter when the sample is ready or dropped."""
     return f"prompt:{sample}"
+
+
+def eval_prompt_blob(version: int, prompt: int) -> str:
+    """Tokens of a validation prompt; rollouter -> replicas. Removed by the rollouter when the version's evaluation is done."""
+    return f"prompt:eval-{version}-{prompt}"
+
+
+def requested_prompt_blob(request: GenerationRequested) -> str:
+    """The prompt that a request is about."""
+    if request.evaluates is None:
+        return prompt_blob(request.sample)
+    return eval_prompt_blob(request.evaluates, prompt_of(request.sample))
 
 
 def answer_blob(request: str, attempt: int) -> str:

@@ -15,10 +15,11 @@ from bus.events import RunPlanned, Value
 from policies.registry import create, nearest
 from services.config import BUILTIN, SCRIPTED, RunConfig
 from services.config_file import make_config
+from services.data.planning import DataPlan, plan_data, with_absolute_paths
 from services.devices import Machine, assign_devices, check_memory, is_cuda, this_machine
 from services.engines.config import EngineConfig
-from services.tasks import get_task
-from services.tasks.protocol import Task
+from services.learner.config import LearnerConfig
+from services.monitor.trackers import check_trackers
 
 MICRO_BATCH_RULE = "tokens-1"
 """Which rule of `services.learner.micro_batches` split the batches; changes with it."""
@@ -26,9 +27,14 @@ OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len")
 """Settings of the engine that are worked out here."""
 
 
-def plan_run(config: RunConfig, run: str, machine: Machine | None = None) -> RunPlanned:
-    """The plan of a run. Raises ConfigError when the parts of the configuration do not fit together, or not this machine."""
-    config = resolve(config, machine or this_machine())
+def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: DataPlan | None = None) -> RunPlanned:
+    """The plan of a run. Raises ConfigError when the parts of the configuration do not fit together, or not this machine.
+
+    `data`: what `plan_data` found, if that was asked before.
+    """
+    _check(config)
+    data = data or plan_data(config)
+    config = resolve(config, machine or this_machine(), data)
     timing, rollout, replicas = config.async_training, config.rollout, config.replicas
     assert rollout.max_prompt_length is not None
     assert rollout.max_response_length is not None
@@ -42,8 +48,15 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None) -> Run
         required_samples=_required_samples(config),
         trigger_parameter_sync_step=timing.trigger_parameter_sync_step,
         staleness_threshold=timing.staleness_threshold,
+        max_version_lag=timing.max_version_lag,
+        on_version_lag=timing.on_version_lag,
         rollout_n=rollout.n,
-        num_prompts=_num_prompts(config),
+        num_prompts=_num_prompts(config, data),
+        num_validation=data.num_validation,
+        eval_every_versions=config.evaluation.every_versions,
+        eval_before_train=config.evaluation.before_train,
+        eval_n=config.evaluation.n,
+        eval_timeout_s=config.evaluation.eval_timeout_s,
         max_prompt_length=rollout.max_prompt_length,
         max_response_length=rollout.max_response_length,
         partial_rollout=rollout.partial_rollout,
@@ -53,6 +66,8 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None) -> Run
         hybrid=replicas.hybrid_names,
         max_running_requests=rollout.max_running_requests,
         max_attempts=rollout.max_attempts,
+        max_failed_samples_in_a_row=rollout.max_failed_samples_in_a_row,
+        max_filtered_samples_in_a_row=rollout.max_filtered_samples_in_a_row,
         tail=timing.tail,
         max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
         checkpoint_every_versions=timing.checkpoint_every_versions,
@@ -63,32 +78,34 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None) -> Run
         policy_params=config.policy.params,
         devices=config.devices,
         config=json.dumps(config.resolved(), sort_keys=True),
-        environment=environment(config),
+        environment=environment(config) | data.environment,
     )
+    _check_evaluation(plan, config.evaluation.temperature)
     engine_config(config, plan)  # raises for settings that no replica could start with
     return plan
 
 
-def resolve(config: RunConfig, machine: Machine) -> RunConfig:
+def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
     """The configuration with every default that depends on others, or on the machine, worked out; resolving it again changes nothing."""
-    _check(config)
-    task = get_task(config.data.task)
     devices = assign_devices(config, machine)
     check_memory(config, devices)
     timing = config.async_training.model_copy(
         update={
-            "total_steps": _total_steps(config),
+            "total_steps": _total_steps(config, data),
+            "total_epochs": _total_epochs(config),
             "on_redo_diverged": _on_redo_diverged(config),
         }
     )
+    lengths = _lengths(config, data)
     trainer = devices.get("trainer", "")
     threads = config.actor.num_threads or (len(trainer.split(",")) if trainer and not is_cuda(trainer) else 1)
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(
-                update={**_lengths(config, task), "stop_token_ids": config.rollout.stop_token_ids or (task.special.eos,)}
+                update={**lengths, "stop_token_ids": config.rollout.stop_token_ids or data.stop_token_ids}
             ),
-            "actor": config.actor.model_copy(update={"num_threads": threads}),
+            "data": with_absolute_paths(config.data),
+            "actor": _actor(config, threads, lengths["max_response_length"]),
             "async_training": timing,
             "devices": devices,
         }
@@ -139,13 +156,21 @@ def _check(config: RunConfig) -> None:
     replicas, timing = config.replicas, config.async_training
     if replicas.standalone + replicas.hybrid == 0:
         raise ConfigError("replicas.standalone is 0 and replicas.hybrid is 0: nobody could generate; set one of them to at least 1")
-    if timing.total_epochs > 1 and timing.num_prompts is None:
+    endless = timing.num_prompts is None and not config.data.train_files
+    if endless and (timing.total_epochs or 1) > 1:
         raise ConfigError(
             f"async_training.total_epochs is {timing.total_epochs} and async_training.num_prompts is not set: "
             "say how many prompts one epoch has"
         )
-    if timing.total_steps is None and timing.num_prompts is None:
+    if endless and timing.total_steps is None:
         raise ConfigError("neither async_training.total_steps nor async_training.num_prompts is set: the run would have no end")
+    lag, threshold = timing.max_version_lag, timing.staleness_threshold
+    if lag is not None and timing.on_version_lag == "wait" and lag < threshold:
+        raise ConfigError(
+            f"async_training.max_version_lag is {lag} and staleness_threshold is {threshold}: more samples may be outstanding than "
+            f"{lag + 1} cycles can train, so waiting would not keep the limit; set max_version_lag to {math.ceil(threshold)}, "
+            f"staleness_threshold to {lag}, or on_version_lag to drop"
+        )
     if config.model.path == SCRIPTED and config.rollout.engine != SCRIPTED:
         raise ConfigError(
             f"model.path is {SCRIPTED} and rollout.engine is {config.rollout.engine}: without a model the engine must be scripted, too"
@@ -155,22 +180,40 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(
             f"scripted.shortest_answer is {scripted.shortest_answer}, which is over scripted.longest_answer, {scripted.longest_answer}"
         )
+    check_trackers(config.monitor)
     create(config.policy.name, config.policy.params)
-    get_task(config.data.reward)
+
+
+def _check_evaluation(plan: RunPlanned, temperature: float) -> None:
+    if (plan.eval_every_versions or plan.eval_before_train) and plan.num_validation == 0:
+        what = f"every_versions is {plan.eval_every_versions}" if plan.eval_every_versions else "before_train is true"
+        raise ConfigError(f"evaluation.{what} and there are no validation prompts: set data.val_files, or data.val_prompts over 0")
+    if plan.eval_n > 1 and temperature == 0:
+        raise ConfigError(
+            f"evaluation.n is {plan.eval_n} and evaluation.temperature 0: all answers would be the same; "
+            "set evaluation.n to 1, or a temperature over 0"
+        )
 
 
 def _required_samples(config: RunConfig) -> int:
     return config.async_training.ppo_mini_batch_size * config.async_training.require_batches
 
 
-def _num_prompts(config: RunConfig) -> int | None:
+def _num_prompts(config: RunConfig, data: DataPlan) -> int | None:
+    """All data epochs counted; None: the data is gone through as often as the steps need it."""
+    epochs = _total_epochs(config)
+    return None if data.num_prompts is None or epochs is None else data.num_prompts * epochs
+
+
+def _total_epochs(config: RunConfig) -> int | None:
+    """As configured; else once, unless it is said how many steps are to be done and not with how many prompts."""
     timing = config.async_training
-    return None if timing.num_prompts is None else timing.num_prompts * timing.total_epochs
+    return timing.total_epochs or (1 if timing.total_steps is None or timing.num_prompts is not None else None)
 
 
-def _total_steps(config: RunConfig) -> int:
+def _total_steps(config: RunConfig, data: DataPlan) -> int:
     """As configured, else as many as the prompts last."""
-    timing, num_prompts, required = config.async_training, _num_prompts(config), _required_samples(config)
+    timing, num_prompts, required = config.async_training, _num_prompts(config, data), _required_samples(config)
     if timing.total_steps is not None:
         return timing.total_steps
     assert num_prompts is not None
@@ -185,16 +228,27 @@ def _on_redo_diverged(config: RunConfig) -> str:
     return chosen if chosen != "auto" else "stop" if config.actor.device == "cpu" else "republish"
 
 
-def _lengths(config: RunConfig, task: Task) -> dict[str, int]:
-    """Lengths in tokens: the task's, unless others are set."""
-    prompt = config.rollout.max_prompt_length or task.max_prompt_length
-    response = config.rollout.max_response_length or task.max_response_length
-    if prompt < task.max_prompt_length:
-        raise ConfigError(f"rollout.max_prompt_length is {prompt}, prompts of task {task.name} have up to {task.max_prompt_length} tokens")
-    room = task.max_prompt_length + task.max_response_length
-    if config.model.path == BUILTIN and prompt + response > room:
+def _actor(config: RunConfig, threads: int, max_response_length: int) -> LearnerConfig:
+    buffer_len = config.actor.overlong_buffer_len
+    if buffer_len is not None and buffer_len > max_response_length:
         raise ConfigError(
-            f"rollout.max_prompt_length + rollout.max_response_length is {prompt} + {response}, the built-in model for task {task.name} "
-            f"has room for {room} tokens: leave them unset"
+            f"actor.overlong_buffer_len is {buffer_len}, answers have at most {max_response_length} tokens "
+            "(rollout.max_response_length): set it to at most that"
+        )
+    return config.actor.model_copy(update={"num_threads": threads, "max_response_length": max_response_length})
+
+
+def _lengths(config: RunConfig, data: DataPlan) -> dict[str, int]:
+    """Lengths in tokens: those of the data, unless others are set."""
+    prompt = config.rollout.max_prompt_length or data.max_prompt_length
+    response = config.rollout.max_response_length or data.max_response_length
+    if prompt < data.longest_prompt:
+        raise ConfigError(f"rollout.max_prompt_length is {prompt}, prompts of {data.source} have up to {data.longest_prompt} tokens")
+    if data.room is not None and prompt + response > data.room:
+        builtin = config.model.path == BUILTIN
+        raise ConfigError(
+            f"rollout.max_prompt_length + rollout.max_response_length is {prompt} + {response}, "
+            f"{f'the built-in model for {data.source}' if builtin else f'the model in {config.model.path}'} "
+            f"has room for {data.room} tokens: {'leave them unset' if builtin else 'set them to less'}"
         )
     return {"max_prompt_length": prompt, "max_response_length": response}

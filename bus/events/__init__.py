@@ -20,12 +20,14 @@ from bus.events.controller import (
     WakeRequested,
     YieldRequested,
 )
+from bus.events.monitor import Measured
 from bus.events.policy import PolicyAttached, PolicyDetached, ShadowVerdict, SwitchRequested
 from bus.events.replica import GenerationFinished, ReplicaAdded, ReplicaAsleep, ReplicaAwake, ReplicaFailed, WeightsApplied
 from bus.events.rollouter import (
     AbortRequested,
     EvalDone,
     EvalRequested,
+    EvalScored,
     GenerationRequested,
     PromptsExhausted,
     RoutesCut,
@@ -65,8 +67,8 @@ KINDS: dict[str, type[Event]] = {
     event.kind: event
     for event in (
         AbortRequested, BatchFormed, BoundaryOpened, CheckpointRequested, CheckpointSaved, CutRoutesRequested, DeadlineMissed,
-        DevicesReloaded, DevicesYielded, EvalDone, EvalRequested, GenerationFinished, GenerationRequested, KillRequested,
-        OpenRoutesRequested, PolicyAttached, PolicyDetached, PromptsExhausted, RebalanceRequested, RedoDiverged, ReloadRequested,
+        DevicesReloaded, DevicesYielded, EvalDone, EvalRequested, EvalScored, GenerationFinished, GenerationRequested, KillRequested,
+        Measured, OpenRoutesRequested, PolicyAttached, PolicyDetached, PromptsExhausted, RebalanceRequested, RedoDiverged, ReloadRequested,
         ReplicaAdded, ReplicaAsleep, ReplicaAwake, ReplicaFailed, ReplicaLost, RolloutPaused, RolloutResumed, RoutesCut, RoutesOpened,
         RunEnded, RunPlanned, SampleDropped, SampleMoved, SampleReady, SampleStarted, ServiceLost, ServiceStarted, ServiceStopped,
         SettingChanged, ShadowVerdict, SleepRequested, Stalled, StepDone, StopRequested, SwitchDone, SwitchRejected, SwitchRequested,
@@ -90,10 +92,12 @@ __all__ = [
     "DevicesYielded",
     "EvalDone",
     "EvalRequested",
+    "EvalScored",
     "Event",
     "GenerationFinished",
     "GenerationRequested",
     "KillRequested",
+    "Measured",
     "OpenRoutesRequested",
     "PolicyAttached",
     "PolicyDetached",

@@ -3,6 +3,7 @@
 SampleStarted ▸ GenerationRequested each answer ▸ (replica) GenerationFinished … ▸ SampleReady | SampleDropped
 controller: CutRoutesRequested ▸ RoutesCut        controller: OpenRoutesRequested ▸ RoutesOpened
 trainer: WeightsPublished ▸ WeightUpdateRequested each serving replica ▸ (replica) WeightsApplied
+                          ▸ EvalRequested one replica ▸ GenerationRequested(evaluates) … ▸ EvalScored each prompt ▸ EvalDone
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class GenerationRequested(Event):
     prefix: BlobRef | None = None
     """The answer as far as earlier attempts got."""
     prefix_tokens: int = 0
+    evaluates: int | None = None
+    """The version under evaluation; then `request` is `eval-VERSION-PROMPT.ANSWER` and `sample`, -1 - PROMPT, the number of no sample."""
 
     def inbox(self) -> str | None:
         return self.replica
@@ -50,12 +53,12 @@ class AbortRequested(Event):
     kind: ClassVar[str] = "AbortRequested"
     replica: str
     epoch: int
-    reason: Literal["rebalance", "swing"]
+    reason: Literal["rebalance", "swing", "evaluation"]
     swing: int
     requests: tuple[str, ...] = ()
 
     def emitted_by(self) -> tuple[Role, ...] | None:
-        return ("rollouter",) if self.reason == "rebalance" else ("controller",)
+        return ("controller",) if self.reason == "swing" else ("rollouter",)
 
     def inbox(self) -> str | None:
         return self.replica
@@ -78,7 +81,7 @@ class WeightUpdateRequested(Event):
 
 
 class EvalRequested(Event):
-    """Evaluate `version` on one replica, which skips updates until done. rollouter -> replica."""
+    """`version` is evaluated on this replica, which skips updates and serves nothing else until EvalDone. rollouter -> replica."""
 
     kind: ClassVar[str] = "EvalRequested"
     emitter: ClassVar[Role | None] = "rollouter"
@@ -90,13 +93,26 @@ class EvalRequested(Event):
         return self.replica
 
 
+class EvalScored(Event):
+    """All answers to one validation prompt are scored; without `rewards` there is none, for what `error` says. rollouter -> all."""
+
+    kind: ClassVar[str] = "EvalScored"
+    emitter: ClassVar[Role | None] = "rollouter"
+    version: int
+    prompt: int
+    rewards: tuple[float, ...]
+    num_tokens: tuple[int, ...]
+    error: str = ""
+
+
 class EvalDone(Event):
-    """Result of an evaluation; `partial` when it ran out of time. rollouter -> all."""
+    """Result of an evaluation; `partial` when a prompt has no score: out of time, stopped, failed, or skipped. rollouter -> all."""
 
     kind: ClassVar[str] = "EvalDone"
     emitter: ClassVar[Role | None] = "rollouter"
     version: int
     num_prompts: int
+    """Prompts that were scored."""
     partial: bool
     metrics: dict[str, float]
 
@@ -122,7 +138,7 @@ class SampleMoved(Event):
     sample: int
     request: str
     source: str
-    reason: Literal["rebalance", "swing", "lost"]
+    reason: Literal["rebalance", "swing", "lost", "update", "error"]
 
 
 class RoutesCut(Event):

@@ -38,8 +38,8 @@ class Deadlines(Frozen):
     """act: with no replica at all, one comes back, else the run ends."""
     service_s: float = Field(default=300.0, gt=0)
     """report: trainer and rollouter answer a request (yield, reload, cut, open)."""
-    stall_s: float = Field(default=120.0, gt=0)
-    """report: something moves."""
+    stall_s: float = Field(default=300.0, gt=0)
+    """report: a sample, a step, a swing or a replica gets on; else `Stalled` says who waits for what."""
 
 
 class RunPlanned(Event):
@@ -55,10 +55,24 @@ class RunPlanned(Event):
     trigger_parameter_sync_step: int = Field(ge=1)
     """Steps of one cycle."""
     staleness_threshold: float = Field(ge=0)
+    max_version_lag: int | None = Field(default=None, ge=0)
+    """Most versions between the oldest weights in a sample and those that it trains; None: as many as the staleness limit allows."""
+    on_version_lag: Literal["drop", "wait"] = "drop"
+    """A sample that is over it is dropped as `stale`, and another takes its place; or steps wait for samples that would get over it."""
     rollout_n: int = Field(ge=1)
     """Answers of one sample."""
     num_prompts: int | None = Field(default=None, ge=1)
     """Prompts in the plan, all data epochs counted; None: as many as are needed."""
+    num_validation: int = Field(default=0, ge=0)
+    """Prompts of the validation set; none of them is among those of the plan."""
+    eval_every_versions: int = Field(default=0, ge=0)
+    """Versions that this number divides are evaluated, version 0 not among them; 0: none."""
+    eval_before_train: bool = False
+    """Version 0 is evaluated."""
+    eval_n: int = Field(default=1, ge=1)
+    """Answers to each validation prompt."""
+    eval_timeout_s: float = Field(default=300.0, gt=0)
+    """act: an evaluation is done, counted from when it is its turn, else it ends with what is scored."""
     max_prompt_length: int = Field(ge=1)
     max_response_length: int = Field(ge=1)
     partial_rollout: bool = True
@@ -70,6 +84,10 @@ class RunPlanned(Event):
     """Requests that one replica runs at a time; what is over it waits, unrouted, at the rollouter."""
     max_attempts: int = Field(default=3, ge=1)
     """An answer that fails (engine error) is tried this often, then its group is dropped as `failed`."""
+    max_filtered_samples_in_a_row: int = Field(default=1024, ge=1)
+    """So many samples without signal, one after the other, end the run: generating on would not bring a batch together."""
+    max_failed_samples_in_a_row: int = Field(default=16, ge=1)
+    """So many samples dropped as `failed` with none ready in between end the run."""
     tail: Literal["train", "drop"] = "train"
     """What happens to the last, partial batch when the prompts end."""
     max_tokens_per_micro_batch: int = Field(default=16_384, ge=1)
@@ -163,6 +181,10 @@ class RebalanceRequested(Event):
 
 class _Pause(Event):
     reason: Literal["staleness", "no_replica", "memory"]
+    used_bytes: int = 0
+    """memory: what the run takes on the server."""
+    budget_bytes: int = 0
+    """memory: what it may take."""
 
     def emitted_by(self) -> tuple[Role, ...] | None:
         return ("janitor",) if self.reason == "memory" else ("rollouter",)
@@ -172,6 +194,11 @@ class RolloutPaused(_Pause):
     """No new sample is started until the matching RolloutResumed. rollouter (memory: janitor) -> all."""
 
     kind: ClassVar[str] = "RolloutPaused"
+
+    @property
+    def is_over_budget(self) -> bool:
+        """The run takes all it may: the controller ends it."""
+        return self.reason == "memory" and 0 < self.budget_bytes <= self.used_bytes
 
 
 class RolloutResumed(_Pause):

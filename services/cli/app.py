@@ -12,7 +12,7 @@ Replay = Callable[[Sequence[str]], int]
 """Runs a `swingshift replay` command, which lies above the services; returns its exit status."""
 
 Settings = Annotated[list[str], typer.Option("--set", metavar="a.b=c", help="Overrides a setting, the value in YAML; may be repeated.")]
-Redis = Annotated[str | None, typer.Option(metavar="URL", help="Server of the log, as redis://HOST:PORT or unix:///PATH. Also: REDIS_URL.")]
+Redis = Annotated[str | None, typer.Option(metavar="URL", help="Server of the log: redis://, rediss:// or unix://. Also: REDIS_URL.")]
 Named = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its folder.")]
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the folders of runs are.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Configuration, such as examples/demo.yaml.")]
@@ -24,6 +24,7 @@ def build_app(replay: Replay) -> typer.Typer:
     app = typer.Typer(help="Asynchronous RL over one log, lending idle trainer devices.", no_args_is_help=True, add_completion=False)
     _add_run(app, replay)
     _add_services(app)
+    _add_server(app)
     _add_looks(app)
     _add_policy(app)
 
@@ -63,11 +64,12 @@ def _add_run(app: typer.Typer, replay: Replay) -> None:
         run_id: Annotated[str, typer.Option("--run", metavar="ID", help="Id of the new run.")],
         settings: Settings = [],  # noqa: B006
         redis: Redis = None,
+        if_missing: Annotated[bool, typer.Option("--if-missing", help="Do nothing when the server has the run already.")] = False,
     ) -> None:
         """Only make the log, the folder and the initial model of a run whose services are started one by one (`serve`)."""
-        from services.cli.run import plan_command
+        from services.cli.plan import plan_command
 
-        plan_command(config, settings, redis, run_id)
+        plan_command(config, settings, redis, run_id, if_missing=if_missing)
 
 
 def _add_services(app: typer.Typer) -> None:
@@ -86,6 +88,44 @@ def _add_services(app: typer.Typer) -> None:
         serve_command(service, run_id, redis, name, runs, wait_s)
 
 
+def _add_server(app: typer.Typer) -> None:
+    @app.command()
+    def healthy(
+        service: Annotated[str, typer.Argument(help="trainer, rollouter, replica, controller, policy or archiver")],
+        run_id: Annotated[str, typer.Option("--run", metavar="ID", help="Id of the run.")],
+        redis: Redis = None,
+        name: Annotated[str | None, typer.Option(help="Which replica: s0, s1, … or h0, h1, …")] = None,
+        runs: Runs = RUNS,
+    ) -> None:
+        """Exit with 0 if a service shows a sign of life, else with 1: for health checks."""
+        from services.cli.healthy import healthy_command
+
+        healthy_command(service, run_id, redis, name, runs)
+
+    @app.command()
+    def purge(
+        run: Named,
+        redis: Redis = None,
+        runs: Runs = RUNS,
+        yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+        force: Annotated[bool, typer.Option("--force", help="Also while its services are alive.")] = False,
+    ) -> None:
+        """Delete a run's log and payloads from the server; its folder stays."""
+        from services.cli.purge import purge_command
+
+        purge_command(run, redis, runs, yes=yes, force=force)
+
+    @app.command()
+    def acl(
+        folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where passwords and users.acl go; passwords that are there stay.")],
+        run_id: Annotated[str | None, typer.Option("--run", metavar="ID", help="The one run the users may use; unset: any.")] = None,
+    ) -> None:
+        """Make an ACL file for a shared server, with a user and a password for each role."""
+        from services.cli.acl import acl_command
+
+        acl_command(folder, run_id)
+
+
 def _add_looks(app: typer.Typer) -> None:
     @app.command()
     def status(run: Named, redis: Redis = None, runs: Runs = RUNS) -> None:
@@ -93,6 +133,17 @@ def _add_looks(app: typer.Typer) -> None:
         from services.cli.status import status_command
 
         status_command(run, redis, runs)
+
+    @app.command()
+    def doctor(
+        run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of a run, or its folder; without: this machine.")] = None,
+        redis: Redis = None,
+        runs: Runs = RUNS,
+    ) -> None:
+        """Say what is wrong: with this machine and the server, or with a run, where everybody waits for what. Status 1: something is."""
+        from services.cli.doctor import doctor_command
+
+        doctor_command(run, redis, runs)
 
     @app.command()
     def tail(
@@ -107,6 +158,19 @@ def _add_looks(app: typer.Typer) -> None:
         from services.cli.tail import tail_command
 
         tail_command(run, redis, runs, kind, number, follow=follow)
+
+    @app.command()
+    def export(
+        run: Named,
+        version: Annotated[int | None, typer.Option(min=0, metavar="V", help="Which version; unset: the newest there is.")] = None,
+        to: Annotated[Path | None, typer.Option(metavar="DIR", help="The new folder; unset: export-vV in the run's folder.")] = None,
+        redis: Redis = None,
+        runs: Runs = RUNS,
+    ) -> None:
+        """Write a version of the weights as a Hugging Face folder, with the model's configuration and tokenizer."""
+        from services.cli.export import export_command
+
+        export_command(run, redis, runs, version, to)
 
     @app.command()
     def stop(run: Named, redis: Redis = None, runs: Runs = RUNS) -> None:

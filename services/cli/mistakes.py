@@ -8,8 +8,16 @@ from contextlib import contextmanager
 import typer
 
 from bus.errors import ConfigError, LogMissing, ServerError, SwingshiftError
+from services.advice import advice
+from services.config import RunConfig
 
 FAILED, MISTAKEN, INTERRUPTED = 1, 2, 130
+
+
+def show_advice(config: RunConfig) -> None:
+    """Tells what is legal and seldom meant."""
+    for text in advice(config):
+        typer.echo(f"swingshift: warning: {text}", err=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`swingshift run` and `swingshift plan`."""
+"""`swingshift run`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bus.errors import ConfigError
 from bus.events import RunPlanned
 from bus.server import named_server
-from services.cli.mistakes import FAILED, INTERRUPTED, mistakes_explained
+from services.cli.mistakes import FAILED, INTERRUPTED, mistakes_explained, show_advice
 from services.cli.screen import TerminalScreen
-from services.config import BUILTIN, RunConfig
+from services.config import RunConfig
 from services.config_file import load_config
+from services.data.planning import plan_data
 from services.devices import this_machine
 from services.launcher.folders import new_run_id
 from services.launcher.interrupts import StopNow
-from services.launcher.run import RunResult, plan_only, run
+from services.launcher.run import RunResult, run
 from services.plan import config_of, plan_run
 
 
@@ -40,6 +40,7 @@ def run_command(
 
     with mistakes_explained():
         config = load_config(file, settings)
+        show_advice(config)
         run_id = run_id or _new_id(config, file)
         try:
             result = run(config, run_id, _server(config, redis), TerminalScreen(), summarise, in_process=in_process)
@@ -55,26 +56,17 @@ def run_command(
     raise typer.Exit(0 if result.outcome.in_order and verified else FAILED)
 
 
-def plan_command(file: Path, settings: Sequence[str], redis: str | None, run_id: str) -> None:
-    """Makes the log of a run whose services are started one by one."""
-    with mistakes_explained():
-        config = load_config(file, settings)
-        url = _server(config, redis)
-        if url is None:
-            raise ConfigError(
-                "on which server is the log to be? Name it with --redis URL or REDIS_URL: an embedded one would end with this command"
-            )
-        folder = plan_only(config, run_id, url, TerminalScreen())
-        typer.echo(f"run {run_id} is planned: start its services with `swingshift serve SERVICE --run {run_id}`; its folder is {folder}")
-
-
 def dry_run_command(file: Path, settings: Sequence[str], run_id: str | None) -> None:
     """Shows the plan, and makes nothing."""
     with mistakes_explained():
         config = load_config(file, settings)
-        if config.model.path != BUILTIN and not (Path(config.model.path) / "config.json").is_file() and config.rollout.engine != "scripted":
-            raise ConfigError(f"model.path is {config.model.path}: there is no config.json in it; name a Hugging Face model folder")
-        Console().print(plan_table(plan_run(config, run_id or _new_id(config, file))))
+        screen = TerminalScreen()
+        try:
+            data = plan_data(config, screen.reading)
+        finally:
+            screen.end()
+        Console().print(plan_table(plan_run(config, run_id or _new_id(config, file), data=data)))
+        show_advice(config)
 
 
 def plan_table(plan: RunPlanned) -> Table:
@@ -88,7 +80,9 @@ def plan_table(plan: RunPlanned) -> Table:
         ("run", plan.run),
         ("folder", str(config.folder / plan.run)),
         ("model", config.model.path),
-        ("task", f"{config.data.task}, seed {plan.seed}"),
+        ("data", f"{', '.join(config.data.train_files) or config.data.task}, seed {plan.seed}"),
+        ("validation", f"{plan.num_validation} prompts{''.join(f', {name}' for name in config.data.val_files)}"),
+        ("reward", config.data.reward),
         ("steps", f"{plan.total_steps}, {plan.required_samples} samples each with {plan.rollout_n} answers; {_cycles(plan)}"),
         ("prompts", prompts),
         ("staleness limit", f"{limit} samples = floor({plan.cycle_samples} * (1 + {plan.staleness_threshold:g})) between two publications"),
@@ -112,7 +106,7 @@ def _new_id(config: RunConfig, file: Path) -> str:
 
 
 def _server(config: RunConfig, redis: str | None) -> str | None:
-    return named_server(redis, os.environ) or config.redis.url
+    return named_server(redis, os.environ, config.redis.url, config.redis.ca_file)
 
 
 def _print_end(result: RunResult) -> None:

@@ -1,8 +1,9 @@
-"""What `swingshift run` shows on a terminal: the warm start, then the live view."""
+"""What `swingshift run` shows on a terminal: data that takes long to read, the warm start, then the live view."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,19 +13,29 @@ from bus.entry import Entry
 from bus.events import RunPlanned
 from services.launcher.prepare import WarmStartStep
 from services.launcher.protocol import RunPlace
+from services.plan import config_of
 
 if TYPE_CHECKING:
+    from services.monitor.reporter import Reporting
     from services.monitor.view import LiveView
+
+
+QUIET_S = 2.0
+"""What takes less needs no progress."""
 
 
 class TerminalScreen:
     """A `services.launcher.run.Screen`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console()
+        self._clock = clock
+        self._reading: float | None = None
+        """When reading began."""
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._view: LiveView | None = None
+        self._reporting: Reporting | None = None
 
     def warm_start(self, step: WarmStartStep) -> None:
         if self._progress is None:
@@ -40,24 +51,42 @@ class TerminalScreen:
             self._progress.start()
         self._progress.update(self._task, completed=step.step, total=step.steps, loss="" if step.loss is None else f"loss {step.loss:.3f}")
 
+    def reading(self, setting: str, prompts: int) -> None:
+        if self._reading is None:
+            self._reading = self._clock()
+        if self._progress is None and self._clock() - self._reading > QUIET_S:
+            self._progress = Progress(
+                TextColumn("reading {task.description}"), TextColumn("{task.completed} prompts"), console=self._console
+            )
+            self._task = self._progress.add_task(setting)
+            self._progress.start()
+        if self._progress is not None:
+            self._progress.update(self._task, description=setting, completed=prompts)
+
     def begin(self, plan: RunPlanned, place: RunPlace) -> None:
+        from services.monitor.reporter import Reporting
         from services.monitor.view import LiveView
 
         self._end_progress()
         self._console.print(f"run {place.run}, folder {place.folder}")
+        self._reporting = Reporting(place.url, place.run, place.folder, config_of(plan).monitor)
         self._view = LiveView(self._console)
         self._view.__enter__()
 
     def take(self, entries: Sequence[Entry]) -> None:
-        if self._view is not None:
+        if self._view is not None and self._reporting is not None:
             for entry in entries:
                 self._view.update(entry)
+                self._reporting.take(entry, self._view.summary)
 
     def end(self) -> None:
         self._end_progress()
         if self._view is not None:
             self._view.__exit__(None, None, None)
             self._view = None
+        if self._reporting is not None:
+            self._reporting.close()
+            self._reporting = None
 
     def _end_progress(self) -> None:
         if self._progress is not None:

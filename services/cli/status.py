@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +29,8 @@ from bus.events import (
 from services.cli.mistakes import mistakes_explained
 from services.cli.source import Source, find, open_source
 from services.launcher.folders import FoundRun
+from services.monitor.shell import read_all
 
-READ_LIMIT = 2048
 REWARD = "rollout/mean_reward"
 
 
@@ -86,21 +87,17 @@ def status_command(named: str, redis: str | None, runs: Path) -> None:
     with mistakes_explained():
         found = find(named, runs, redis)
         with open_source(found) as source:
-            status = read_status(source)
+            status = read_status(source, found.folder)
         console = Console()
         console.print(_facts(found, status))
-        console.print(_services(status, _alive(found, status)))
+        console.print(_services(status, signs_of_life(found, list(status.services))))
 
 
-def read_status(source: Source) -> Status:
+def read_status(source: Source, folder: Path) -> Status:
     """Folds all entries that are there now."""
-    status, last = Status(), source.last_position()
-    while status.position < last:
-        entries = source.read(status.position, READ_LIMIT)
-        if not entries:
-            break
-        for entry in entries:
-            status.apply(entry)
+    status = Status()
+    for entry in read_all(source, folder, source.last_position()):
+        status.apply(entry)
     return status
 
 
@@ -140,15 +137,15 @@ def _services(status: Status, alive: dict[str, int] | None) -> Table:
     return table
 
 
-def _alive(found: FoundRun, status: Status) -> dict[str, int] | None:
-    """Signs of life; None when there is no server to ask."""
+def signs_of_life(found: FoundRun, services: Sequence[str]) -> dict[str, int] | None:
+    """Service -> epoch that shows a sign of life; None when there is no server to ask."""
     if found.url is None:
         return None
     from bus.connection import Connection
 
     connection = Connection(found.url)
     try:
-        return living_epochs(connection, found.run, list(status.services))
+        return living_epochs(connection, found.run, services)
     except LogUnavailable:
         return None
     finally:

@@ -16,6 +16,7 @@ from services.engines.config import EngineConfig
 from services.engines.embedded_cache import LayerShape, RightAlignedCache
 from services.engines.embedded_forward import BatchedForward, check_forward, layer_shapes
 from services.engines.embedded_weights import Weights
+from services.transformers_lock import MAKING_A_MODEL
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -100,7 +101,7 @@ def _with_random_weights(folder: Path, dtype: str) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     chosen = _DTYPES[dtype] if dtype != "auto" else config.dtype or torch.float32
     # In a process shared with the trainer, the weights that are drawn and thrown away must not change its random numbers.
-    with torch.random.fork_rng(devices=[]):
+    with MAKING_A_MODEL, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=chosen)
     model.requires_grad_(False)

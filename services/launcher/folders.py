@@ -1,7 +1,7 @@
 """The folder of a run, and how a run is found again.
 
 runs/RUN/   config.yaml  run.json  summary.json   server/ (embedded: redis.url while it runs)   logs/SERVICE.log
-            checkpoints/  weights/  events.sqlite (the recording)
+            checkpoints/  weights/  code/ (the user's own reward)  events.sqlite (the recording)
 runs/.models/   built-in models after their warm start
 """
 
@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from bus.connection import without_password
 from bus.errors import ConfigError
 from bus.keys import check_run_id
-from bus.server import folder_url, named_server
+from bus.server import folder_url, named_server, shareable
 
 SERVER = "server"
 SUMMARY = "summary.json"
 MODELS = ".models"
 INFO = "run.json"
 CONFIG = "config.yaml"
+CODE = "code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,17 @@ def shm_folder(run: str) -> Path:
 
 def write_info(folder: Path, run: str, url: str | None, config: Mapping[str, object]) -> None:
     """Leaves what is needed to find the run again. `url` of a named server, told without its password."""
-    info = {"run": run, "redis": None if url is None else without_password(url), "pid": os.getpid()}
+    info = {"run": run, "redis": None if url is None else shareable(url), "pid": os.getpid()}
     (folder / INFO).write_text(json.dumps(info, indent=1) + "\n")
     (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False))
+
+
+def record_reward(reward: str, folder: Path) -> None:
+    """Keeps the source of a reward that is in a file (`path/file.py:function`) with the run, under `code/`."""
+    file, _, _ = reward.rpartition(":")
+    if file:
+        (folder / CODE).mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / CODE / Path(file).name)
 
 
 def find_run(named: str, root: Path, redis: str | None, environment: Mapping[str, str]) -> FoundRun:
@@ -72,7 +81,7 @@ def find_run(named: str, root: Path, redis: str | None, environment: Mapping[str
     folder = Path(named) if (Path(named) / INFO).is_file() else root / named
     info = _info(folder)
     run = str(info.get("run") or named)
-    url = named_server(redis, environment) or folder_url(folder / SERVER) or _text(info.get("redis"))
+    url = named_server(redis, environment) or folder_url(folder / SERVER) or named_server(_text(info.get("redis")), environment)
     if not info and url is None:
         raise ConfigError(f"there is no run {named!r} in {root}: name its folder, or the server that has it with --redis URL")
     return FoundRun(check_run_id(run), url, folder.absolute())

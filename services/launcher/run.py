@@ -22,8 +22,10 @@ from bus.recorder import Recorder
 from bus.recording import Recording
 from bus.redis_log import RedisLog
 from bus.server import server
+from services.advice import advice
 from services.config import RunConfig
-from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, shm_folder, write_info
+from services.data.planning import plan_data
+from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, shm_folder, write_info
 from services.launcher.in_process import ThreadLauncher
 from services.launcher.interrupts import Interrupts, StopNow
 from services.launcher.local import LocalLauncher
@@ -45,6 +47,9 @@ class Screen(Protocol):
 
     def warm_start(self, step: WarmStartStep) -> None:
         """The built-in model is being made."""
+
+    def reading(self, setting: str, prompts: int) -> None:
+        """The files that `setting` names are read; so many prompts so far."""
 
     def begin(self, plan: RunPlanned, place: RunPlace) -> None:
         """The log is there, services start."""
@@ -68,12 +73,18 @@ class RunResult:
 
 def plan_in_folder(config: RunConfig, run: str, screen: Screen) -> tuple[RunPlanned, Path]:
     """Makes the run's folder and the initial model; returns the plan and the folder. Raises ConfigError and leaves nothing then."""
-    plan_run(config, run)  # mistakes are told before the warm start, not after it
-    folder = make_run_folder(config.folder, run)
     try:
-        plan = plan_run(with_model(config, config.folder / MODELS, screen.warm_start), run)
+        data = plan_data(config, screen.reading)
+        plan_run(config, run, data=data)  # mistakes are told before the warm start, not after it
+        folder = make_run_folder(config.folder, run)
+        try:
+            plan = plan_run(with_model(config, config.folder / MODELS, screen.warm_start), run, data=data)
+            record_reward(config.data.reward, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        screen.end()
         raise
     return plan, folder
 
@@ -98,14 +109,16 @@ def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summa
             place = RunPlace(url, run_id, folder)
             write_info(folder, run_id, named, json.loads(plan.config))
             log_to_file(place.log_file("supervisor"))
+            for text in advice(config):
+                logger.warning("%s", text)
             screen.begin(plan, place)
             try:
                 outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process)
             finally:
                 screen.end()
                 shutil.rmtree(shm_folder(run_id), ignore_errors=True)
-            complete_recording(log, folder)
-            return RunResult(run_id, folder, outcome, write_summary(log, folder, summarise))
+            whole = complete_recording(log, folder)
+            return RunResult(run_id, folder, outcome, write_summary(log, folder, summarise, whole))
 
 
 def supervise(
@@ -129,26 +142,40 @@ def supervise(
         return Outcome("log_lost", str(error))
 
 
-def complete_recording(log: Log, folder: Path) -> None:
-    """Records what the archiver could not: the last words of others that came after its own, or all since it was killed."""
+def complete_recording(log: Log, folder: Path) -> bool:
+    """Records what the archiver could not: the last words of others that came after its own, or all since it was killed.
+
+    False: the recording stays incomplete.
+    """
     try:
         with Recorder.open(folder, log.run, log.log_id) as recorder:
             while entries := log.read(recorder.last_position, READ_LIMIT):
                 recorder.append(entries)
     except (LogError, ConfigError):
         logger.exception("the recording stays incomplete: folder=%s", folder)
+        return False
+    return True
 
 
-def write_summary(log: Log, folder: Path, summarise: Summarise) -> Mapping[str, object] | None:
+def write_summary(log: Log, folder: Path, summarise: Summarise, whole: bool = True) -> Mapping[str, object] | None:
     """Summarises the recording and writes summary.json; None when there is nothing to be read.
 
-    The recording and not the log: what lands after it was closed is not in it, and its last link must be that of the summary.
+    The recording and not the log: what lands after it was closed is not in it, and its last link must be that of the summary. So there is
+    no file for a recording that is not `whole`, which a later archiver may complete.
     """
     entries = whole_log(log, folder)
     if not entries:
         return None
     summary = summarise(entries)
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    if not whole:
+        return summary
+    partial = folder / f"{SUMMARY}.partial"
+    try:
+        partial.write_text(json.dumps(summary, indent=1) + "\n")
+        partial.replace(folder / SUMMARY)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        logger.exception("the summary cannot be written: folder=%s", folder)
     return summary
 
 

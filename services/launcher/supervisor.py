@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from bus.disk import free_bytes, room
 from bus.entry import Draft, Entry, Producer
 from bus.events import Event, KillRequested, PolicyAttached, RunEnded, RunPlanned, ServiceLost, ServiceStarted, StopRequested
 from bus.log import Log
@@ -38,6 +39,8 @@ KILL_S = 10.0
 """How long it may take to be gone after SIGKILL."""
 DETAIL_CHARACTERS = 300
 TAIL_BYTES = 4096
+FULL_BYTES = 64 * 1024
+"""A disk with less room than this is called full."""
 IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 """Reasons of RunEnded that are no failure."""
 
@@ -199,7 +202,7 @@ class Supervisor:
             logger.warning("replaced by another incarnation, which is not ours: service=%s", source)
             return
         delay = None if code == MISTAKEN else child.restarts.delay_s(self.clock() - child.spawned_at)
-        detail = f"{_exit_text(code)}{self._last_words(source)}"
+        detail = f"{_exit_text(code)}{self._last_words(source)}{self._full_disk()}"
         logger.warning("service ended: service=%s epoch=%d detail=%s restart_in_s=%s", source, child.epoch, detail, delay)
         self._append(ServiceLost(service=source, epoch=child.epoch, restarting=delay is not None, detail=detail), child.cause)
         if delay is not None:
@@ -217,6 +220,11 @@ class Supervisor:
             return ""
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f": {last[-DETAIL_CHARACTERS:]}" if last else ""
+
+    def _full_disk(self) -> str:
+        """Said here, for a service whose disk is full cannot write into its log file why it ends."""
+        folder = self.place.folder
+        return f" ({folder} is on a full disk: {room(folder)})" if free_bytes(folder) < FULL_BYTES else ""
 
     # --- the end -----------------------------------------------------------------------------------------------------------------
 

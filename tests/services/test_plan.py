@@ -183,3 +183,26 @@ def test_an_unknown_setting_of_the_engine_is_refused(kwargs: dict[str, object], 
 
 def test_an_engine_that_needs_a_model_is_refused_without_one() -> None:
     assert "without a model the engine must be scripted" in refusal(model={"path": "scripted"})
+
+
+def test_an_evaluation_is_planned_with_its_prompts_answers_and_limit() -> None:
+    evaluation = {"every_versions": 3, "before_train": True, "n": 2, "temperature": 0.7, "eval_timeout_s": 20}
+    plan = planned(evaluation=evaluation, data={"val_prompts": 9})
+    assert (plan.num_validation, plan.eval_every_versions, plan.eval_before_train, plan.eval_n, plan.eval_timeout_s) == (9, 3, True, 2, 20)
+    assert config_of(plan).evaluation.sampling((5,)).temperature == 0.7
+    assert (planned().eval_every_versions, planned().eval_before_train) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "words"),
+    [
+        ({"every_versions": 2}, "evaluation.every_versions is 2 and there are no validation prompts: set data.val_files"),
+        ({"before_train": True}, "evaluation.before_train is true and there are no validation prompts"),
+    ],
+)
+def test_an_evaluation_without_prompts_is_refused(evaluation: dict[str, object], words: str) -> None:
+    assert words in refusal(evaluation=evaluation, data={"val_prompts": 0})
+
+
+def test_several_greedy_answers_to_one_prompt_are_refused() -> None:
+    assert "evaluation.n is 4 and evaluation.temperature 0: all answers would be the same" in refusal(evaluation={"n": 4})
