@@ -15,13 +15,8 @@ import pytest
 
 from bus.events import RunPlanned
 from bus.redis_log import RedisLog
+from tests.serving import COMMAND, QUIET
 
-COMMAND = [sys.executable, "-P", "-m", "swingshift"]
-QUIET = {name: value for name, value in os.environ.items() if name != "REDIS_URL"} | {
-    "COLUMNS": "200",
-    "NO_COLOR": "1",
-    "OMP_NUM_THREADS": "1",
-}
 SCRIPTED = """
 model: {path: scripted}
 rollout: {engine: scripted, n: 2}

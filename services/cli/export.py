@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,28 +24,46 @@ if TYPE_CHECKING:
     import torch
 
 READ_LIMIT = 512
+TRIES = 5
+PAUSE_S = 0.5
 
 
 def export_command(named: str, redis: str | None, runs: Path, version: int | None, to: Path | None) -> None:
     """Writes a version of a run's weights as a Hugging Face folder."""
     with mistakes_explained():
+        from services.learner.hf_folder import write_hf_folder
+
         found = find(named, runs, redis)
+        if to is not None:
+            _refuse_existing(to)
+        model, chosen, weights, source = _read(found, version)
+        target = (to or found.folder / f"export-v{chosen.version}").absolute()
+        _refuse_existing(target)
+        write_hf_folder(weights, Path(model), target)
+        typer.echo(f"version {chosen.version} of run {found.run} (step {chosen.step}, from {source}) is in {target}")
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise ConfigError(f"{target} is there already: name another place with --to DIR, or remove it")
+
+
+def _read(found: FoundRun, version: int | None) -> tuple[str, VersionPlaces, Mapping[str, torch.Tensor], str]:
+    """The initial model, the version, its weights and where they were. What a live run removes meanwhile is newer by then: read anew."""
+    for tries_left in reversed(range(TRIES)):
         plan, *events = _events(found)
         assert isinstance(plan, RunPlanned)
         model = config_of(plan).model.path
         if model == SCRIPTED:
             raise ConfigError(f"run {found.run} has no model: its model.path is {SCRIPTED}")
-        places = versions_of(events, found.folder)
-        chosen = _chosen(found.run, places, version, model)
-        target = (to or found.folder / f"export-v{chosen.version}").absolute()
-        if target.exists():
-            raise ConfigError(f"{target} is there already: name another place with --to DIR, or remove it")
-
-        from services.learner.hf_folder import write_hf_folder
-
-        weights, source = _weights(chosen)
-        write_hf_folder(weights, Path(model), target)
-        typer.echo(f"version {chosen.version} of run {found.run} (step {chosen.step}, from {source}) is in {target}")
+        chosen = _chosen(found.run, versions_of(events, found.folder), version, model)
+        try:
+            return model, chosen, *_weights(chosen)
+        except ConfigError:
+            if version is not None or tries_left == 0:
+                raise
+            time.sleep(PAUSE_S)
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def _events(found: FoundRun) -> Iterator[Event]:

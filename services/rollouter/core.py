@@ -38,8 +38,8 @@ from bus.events import (
 )
 from bus.requests import Outcome, Requests
 from services.rollouter.evaluation import Evaluation
-from services.rollouter.groups import AnswerState, Groups, MoveReason
-from services.rollouter.routes import Route, Routes
+from services.rollouter.groups import AnswerState, Groups, MoveReason, generation_request
+from services.rollouter.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +224,7 @@ class RollouterCore:
         stay = state.last_replica if state.left_because == "update" else ""
         avoid = state.last_replica if state.left_because in ("error", "rebalance") else ""
         route = self.routes.choose(self._request_number, stay, avoid)
-        return None if route is None else self._request(groups, sample, answer, route)
-
-    def _request(self, groups: Groups, sample: int, answer: int, route: Route) -> Event:
-        state = groups.by_sample[sample].answers[answer]
-        return GenerationRequested(
-            request=f"{sample}.{answer}",
-            attempt=state.attempt + 1,
-            replica=route.name,
-            epoch=route.epoch,
-            swing=route.swing if route.hybrid else 0,
-            sample=sample,
-            answer=answer,
-            max_new_tokens=groups.plan.max_response_length - state.num_tokens,
-            prefix=state.blob,
-            prefix_tokens=state.num_tokens,
-        )
+        return None if route is None else generation_request(f"{sample}.{answer}", groups, sample, answer, route)
 
     def _feed(self, groups: Groups) -> Event | None:
         books = self.books

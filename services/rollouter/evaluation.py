@@ -32,8 +32,8 @@ from bus.events import (
     WeightUpdateRequested,
 )
 from bus.requests import Outcome, Requests
-from services.rollouter.groups import AnswerState, Groups
-from services.rollouter.routes import Route, Routes
+from services.rollouter.groups import AnswerState, Groups, generation_request
+from services.rollouter.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,8 @@ class Evaluation:
         waiting = answers.next_waiting()
         if waiting is None or self._requests.load(route.name) >= route.slots:
             return None
-        return _request(current.version, *waiting, answers, route, plan)
+        number, answer = waiting
+        return generation_request(f"eval-{current.version}-{prompt_of(number)}.{answer}", answers, number, answer, route, current.version)
 
     def outstanding(self) -> list[Request]:
         """Prompts whose answers are all there."""
@@ -187,23 +188,6 @@ class Evaluation:
             )
             for number, group in ((number, answers.by_sample[number]) for number in answers.complete)
         ]
-
-
-def _request(version: int, number: int, answer: int, answers: Groups, route: Route, plan: RunPlanned) -> Event:
-    state = answers.by_sample[number].answers[answer]
-    return GenerationRequested(
-        request=f"eval-{version}-{prompt_of(number)}.{answer}",
-        attempt=state.attempt + 1,
-        replica=route.name,
-        epoch=route.epoch,
-        swing=route.swing if route.hybrid else 0,
-        sample=number,
-        answer=answer,
-        max_new_tokens=plan.max_response_length - state.num_tokens,
-        prefix=state.blob,
-        prefix_tokens=state.num_tokens,
-        evaluates=version,
-    )
 
 
 def _metrics(scored: Sequence[EvalScored]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from bus.events import BlobRef, GenerationFinished, GenerationRequested, RunPlanned
 from bus.requests import Outcome
+from services.rollouter.routes import Route
 
 MoveReason = Literal["rebalance", "swing", "lost", "update", "error"]
 """Why an answer had to stop where it was: to spread the load, routes were cut, its replica was lost, took new weights, or failed."""
@@ -139,3 +140,23 @@ class Groups:
         else:
             group.failed = True
             self.failed[request.sample] = None
+
+
+def generation_request(
+    request: str, groups: Groups, number: int, answer: int, route: Route, evaluates: int | None = None
+) -> GenerationRequested:
+    """The next attempt at an answer of `groups`, on a replica; `evaluates`: the version that it is for, if it is no sample's."""
+    state = groups.by_sample[number].answers[answer]
+    return GenerationRequested(
+        request=request,
+        attempt=state.attempt + 1,
+        replica=route.name,
+        epoch=route.epoch,
+        swing=route.swing if route.hybrid else 0,
+        sample=number,
+        answer=answer,
+        max_new_tokens=groups.plan.max_response_length - state.num_tokens,
+        prefix=state.blob,
+        prefix_tokens=state.num_tokens,
+        evaluates=evaluates,
+    )

@@ -243,3 +243,5 @@ def main(context: ServiceContext) -> None:
     store = WeightStore(context.run, config.weights.transport, config.weights.folder or context.folder / "weights")
     files = CheckpointFiles(context.folder / "checkpoints")
     Shell(context, core, TrainerPerformer(core, context.make_learner, store, files, context.open_blobs())).run()
+    if core.ended and not context.supervised:
+        store.remove_shared()
