@@ -13,13 +13,13 @@ from bus.errors import ConfigError
 RUNS = "swingshift:runs"
 """Set of run ids: which runs this server may have, so that listing them needs no scan. In a slot of its own; only for listing."""
 
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_RUN_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,63}")
 
 
 def check_run_id(run: str) -> str:
     """Returns `run`. Raises ConfigError for an id that cannot be part of a key and of a folder's name."""
     if not _RUN_ID.fullmatch(run) or run in {".", ".."}:
-        raise ConfigError(f"{run!r} is no run id: use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        raise ConfigError(f"{run!r} is no run id: use 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first of them no -")
     return run
 
 

@@ -197,7 +197,7 @@ class AsyncTrainingConfig(Section):
     on_version_lag: Literal["drop", "wait"] = "drop"
     """drop: a sample over the limit is dropped as `stale`, and another takes its place; wait: a step waits for samples that would get
     over it, so none is dropped."""
-    total_steps: int | None = Field(default=None, ge=1)
+    total_steps: int | None = Field(default=None, ge=1, le=1 << 53)
     """Unset: as many as the prompts last."""
     num_prompts: int | None = Field(default=None, ge=1)
     """Prompts of one data epoch, the first of the files; unset: all of the files', and of a built-in task as many as are needed."""

@@ -46,6 +46,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
     data = _parse(text, str(path))
     if data is None:
         data = {}

@@ -176,7 +176,7 @@ def _check_parameters(spec: RewardSpec, function: Callable[..., object]) -> None
         ) from error
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """The exception's traceback from the user's own code on, its end if it is long."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:

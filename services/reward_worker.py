@@ -70,7 +70,7 @@ class Scorer:
     def _begin(self, prompt: tuple[int, ...], answer: tuple[int, ...], reference: Reference) -> Reply | Awaitable[float]:
         try:
             value: object = self._function(prompt, answer, reference)
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is the outcome
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's function raises is the outcome
             return "raised", told(error)
         return value if isinstance(value, Awaitable) else checked(value)
 
@@ -96,7 +96,7 @@ def checked(value: object) -> Reply:
         return _not_a_number(value)
     try:
         number = float(cast(SupportsFloat, value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return _not_a_number(value)
     return (number,) if math.isfinite(number) else ("not_finite", f"the reward function returned {number}: return a finite number")
 

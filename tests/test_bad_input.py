@@ -96,12 +96,23 @@ def test_c_30_the_trainers_share_and_that_of_each_hybrid_must_fit_on_its_device(
     assert "lower rollout.gpu_memory_utilization" in words
 
 
+def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00model")
+    assert f"{path} is no text in UTF-8" in swingshift("run", str(path), "--dry-run", status=2)
+
+
+def test_more_steps_than_a_number_in_the_log_can_hold_are_refused(tmp_path: Path) -> None:
+    text = swingshift("run", str(write_config(tmp_path)), "--dry-run", "--set", "async_training.total_steps=99999999999999999999", status=2)
+    assert "async_training.total_steps is 99999999999999999999, it must be at most" in text
+
+
 # --- runs and their ids -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", ["{a}", "swingshift:a"])
+@pytest.mark.parametrize("run", ["{a}", "swingshift:a", "-a"])
 def test_a_run_id_that_cannot_be_part_of_a_key_is_refused_before_anything_is_made(run: str, tmp_path: Path) -> None:
-    text = swingshift("run", str(write_config(tmp_path)), "--run", run, status=2)
+    text = swingshift("run", str(write_config(tmp_path)), f"--run={run}", status=2)
     assert f"{run!r} is no run id: use 1 to 64 of the characters A-Z a-z 0-9 . _ -" in text
     assert not (tmp_path / "runs").exists()
 

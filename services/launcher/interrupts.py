@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM: the first asks, the second ends at once, further ones are ignored while things end."""
+"""Ctrl-C, SIGTERM, and SIGHUP of a terminal that is gone: the first asks, the second ends at once, further ones are ignored meanwhile."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 NOTE = b"\nStopping in order: the batch in training is finished. Ctrl-C again ends everything at once.\n"
@@ -24,7 +25,9 @@ class Interrupts:
         self._before: dict[int, signal.Handlers] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
             before = signal.signal(number, self._hear)
             self._before[number] = before if isinstance(before, signal.Handlers) else signal.SIG_DFL
         return self
@@ -39,5 +42,6 @@ class Interrupts:
                 signal.signal(later, signal.SIG_IGN)
             raise StopNow
         self._asked = True
-        os.write(2, NOTE)
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, NOTE)
         self.ask()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bus.entry import Entry
-from bus.errors import ConfigError, LogError, LogMissing
+from bus.errors import ConfigError, LogError, LogMissing, ServerError
 from bus.events import RunPlanned
 from bus.log import Log
 from bus.recorder import Recorder
@@ -151,7 +151,7 @@ def complete_recording(log: Log, folder: Path) -> bool:
         with Recorder.open(folder, log.run, log.log_id) as recorder:
             while entries := log.read(recorder.last_position, READ_LIMIT):
                 recorder.append(entries)
-    except (LogError, ConfigError):
+    except (LogError, ServerError, ConfigError):
         logger.exception("the recording stays incomplete: folder=%s", folder)
         return False
     return True

@@ -31,6 +31,7 @@ from bus.events import (
 from bus.requests import REPLICA_PREFIX
 from services.monitor.classes import CLASSES, Class
 from services.monitor.replicas import Doing, ReplicaState, ReplicaStates
+from services.monitor.run_clock import has_time
 from services.monitor.swings import Holder
 from services.monitor.trainer_activity import SOURCE, TrainerActivity
 
@@ -139,6 +140,8 @@ class DeviceTimes:
         self._paused: dict[str, None] = {}
         self._slots = 1
         self._running = False
+        self._overlooked = False
+        """An entry without a time has changed something."""
         self._now = 0
         self._holder: Holder = "home"
         self._standalone_since: int | None = None
@@ -192,7 +195,11 @@ class DeviceTimes:
         else:
             self._note(entry)
             touched = self.groups
-        if self._running:
+        if not has_time(entry):
+            # When it was is not known: what it changed counts from the next entry on, not for the silence before.
+            self._overlooked = True
+        elif self._running:
+            touched, self._overlooked = self.groups if self._overlooked else touched, False
             self._settle(now, touched)
             self._look(touched)
 

@@ -22,6 +22,11 @@ REMEMBERED = 4096
 """Newest entries whose time is known, for those that they are the cause of."""
 
 
+def has_time(entry: Entry) -> bool:
+    """Whether the clock moves with it. Not with epoch 0: operators, several at a time, on any machine."""
+    return entry.epoch != 0 and role_of(entry.source) not in SILENT
+
+
 class RunClock:
     """Feed it every entry once, in order."""
 
@@ -39,8 +44,8 @@ class RunClock:
         """Takes in one entry; returns the run's time at it."""
         if isinstance(entry.event, ServiceStarted):
             self._clock_of[entry.source] = entry.event.host or f"{entry.source}/{entry.epoch}"
-        if entry.epoch == 0 or role_of(entry.source) in SILENT:
-            return self.now  # epoch 0: operators, several at a time, on any machine
+        if not has_time(entry):
+            return self.now
         clock = self._clock_of.setdefault(entry.source, f"{entry.source}/{entry.epoch}")
         time = max(entry.at + self._offsets.setdefault(clock, self.now - entry.at), self._time_of(entry.cause))
         self._offsets[clock] = time - entry.at

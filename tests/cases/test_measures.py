@@ -15,6 +15,7 @@ from bus.events import (
     BatchFormed,
     BoundaryOpened,
     CheckpointSaved,
+    DeadlineMissed,
     DevicesReloaded,
     DevicesYielded,
     Event,
@@ -29,6 +30,7 @@ from bus.events import (
     ServiceLost,
     ServiceStarted,
     StepDone,
+    StopRequested,
     SwitchDone,
     SwitchRejected,
     SwitchStarted,
@@ -161,6 +163,23 @@ def test_c51_a_checkpoint_that_is_written_while_a_swing_begins_is_a_checkpoint()
     checkpoints = of_kind(lent_run(), CheckpointSaved)
     (trainer,) = (device for device in list_of(summarise(lent_run())["devices"]) if device["name"] == "2,3")
     assert dict_of(trainer["seconds"])["checkpoint"] == fsum(saved.seconds for saved in checkpoints) == 4.0
+
+
+def test_c51_the_silence_before_an_operators_word_keeps_its_class() -> None:
+    """His clock is not read, so when he spoke is not known: the trainer waited until then, and did not publish all along."""
+    entries = written(
+        small_plan(devices=DEVICES, hybrid=(), total_steps=4), *opened("s0"),
+        (0.0, "rollouter", request(0, "s0")), (0.0, "rollouter", request(1, "s0")),
+        (1.0, "replica:s0", finished(0, "s0", 30)), (1.0, "rollouter", ready(0)),
+        (2.0, "replica:s0", finished(1, "s0", 30)), (2.0, "rollouter", ready(1)),
+        (2.0, "trainer", batch(1, 0, 1)), (10.0, "trainer", step_done(1, train=8.0)),
+        (10.0, "trainer", WaitSamples(step=2, need=2, have=0)),
+        (0.0, "operator", StopRequested()), (40.0, "controller", DeadlineMissed(key="stall:9", seconds=30.0)),
+        (43.0, "trainer", published(1, 3.0)), (44.0, "controller", RunEnded(reason="stopped")),
+    )  # fmt: skip
+    (trainer,) = (device for device in list_of(summarise(entries)["devices"]) if device["name"] == "2,3")
+    seconds = dict_of(trainer["seconds"])
+    assert (seconds["waiting"], seconds["publishing"], seconds["training"]) == (2.0 + 30.0, 3.0, 8.0)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -241,6 +241,23 @@ def test_the_first_signal_asks_the_second_ends_at_once_further_ones_are_ignored(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_terminal_that_is_gone_asks_for_an_end_in_order_unless_it_was_to_be_ignored() -> None:
+    asked = []
+    with Interrupts() as interrupts:
+        interrupts.ask = lambda: asked.append(True)
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert asked == [True]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            interrupts.ask = lambda: asked.append(True)
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert asked == [True]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_before_a_run_has_begun_the_first_signal_ends_at_once() -> None:
     with Interrupts(), pytest.raises(StopNow):
         os.kill(os.getpid(), signal.SIGINT)

@@ -16,6 +16,7 @@ import pytest
 
 from bus.errors import ConfigError
 from services.reward_functions import RewardSpec, reward_digest
+from services.reward_worker import checked
 from services.rewards import Outcome, RewardFailure, RewardRunner
 from services.tasks import get_task
 from services.tasks.protocol import Prompt
@@ -383,3 +384,7 @@ def test_close_ends_a_worker_in_the_middle_of_a_reward(rewards_file: Path) -> No
 def test_a_worker_needs_no_torch() -> None:
     probe = "import sys, services.reward_worker, services.rewards, services.data.tokenizer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_number_that_is_too_large_is_no_reward() -> None:
+    assert checked(10**400)[0] == "not_a_number"
