@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from bus.events import (
 )
 from bus.recording import Recording
 from bus.redis_log import RedisLog
+from services.launcher.folders import shm_folder
 
 TIMEOUT_S = 240
 
@@ -226,6 +228,8 @@ def test_nobody_survives_a_killed_supervisor(tmp_path: Path) -> None:
         wait_until(lambda: log.exists() and "recovered" in log.read_text())
         process.kill()
     wait_until(lambda: not processes_of(tmp_path))
+    # Whoever is killed cannot clear up after himself.
+    shutil.rmtree(shm_folder("orphans"), ignore_errors=True)
 
 
 def processes_of(folder: Path) -> list[int]:
