@@ -98,10 +98,6 @@ class WeightStore:
             seconds=time.monotonic() - started,
         )
 
-    def remove_shared(self) -> None:
-        """Removes what lies in shared memory: once its run has ended nobody reads it again."""
-        shutil.rmtree(self._shm_folder, ignore_errors=True)
-
     def retire(self, keep: Collection[str]) -> list[str]:
         """Removes every publication of the run whose uri is not in `keep`, also those of earlier incarnations, and returns their uris.
 

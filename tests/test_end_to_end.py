@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from bus.events import (
 )
 from bus.recording import Recording
 from bus.redis_log import RedisLog
-from services.launcher.folders import shm_folder
+from services.launcher.folders import remove_shm_folder
 
 TIMEOUT_S = 240
 
@@ -229,7 +228,7 @@ def test_nobody_survives_a_killed_supervisor(tmp_path: Path) -> None:
         process.kill()
     wait_until(lambda: not processes_of(tmp_path))
     # Whoever is killed cannot clear up after himself.
-    shutil.rmtree(shm_folder("orphans"), ignore_errors=True)
+    remove_shm_folder("orphans")
 
 
 def processes_of(folder: Path) -> list[int]:

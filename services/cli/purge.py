@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from bus.errors import ConfigError, LogMissing
 from bus.runs import living_services, purge, run_keys
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.cli.source import find
-from services.launcher.folders import shm_folder
+from services.launcher.folders import remove_shm_folder
 
 SAY_EVERY_S = 2.0
 
@@ -33,7 +32,7 @@ def purge_command(named: str, redis: str | None, runs: Path, *, yes: bool, force
             _refuse_living(connection, found.run, force=force)
             _ask(f"delete run {found.run} from {where}: {len(keys)} keys? Its folder stays", yes=yes)
             deleted, freed = purge(connection, found.run, _Progress(len(keys)).say)
-            shutil.rmtree(shm_folder(found.run), ignore_errors=True)
+            remove_shm_folder(found.run)
         finally:
             connection.close()
         kept = f"its folder {found.folder} is as it was" if found.folder.is_dir() else "it has no folder here"

@@ -61,6 +61,11 @@ def shm_folder(run: str) -> Path:
     return Path("/dev/shm") / f"swingshift-{run}"
 
 
+def remove_shm_folder(run: str) -> None:
+    """Frees the memory; nothing happens where there is none."""
+    shutil.rmtree(shm_folder(run), ignore_errors=True)
+
+
 def write_info(folder: Path, run: str, url: str | None, config: Mapping[str, object]) -> None:
     """Leaves what is needed to find the run again. `url` of a named server, told without its password."""
     info = {"run": run, "redis": None if url is None else shareable(url), "pid": os.getpid()}

@@ -25,7 +25,7 @@ from bus.server import server
 from services.advice import advice
 from services.config import RunConfig
 from services.data.planning import plan_data
-from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, shm_folder, write_info
+from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, remove_shm_folder, write_info
 from services.launcher.in_process import ThreadLauncher
 from services.launcher.interrupts import Interrupts, StopNow
 from services.launcher.local import LocalLauncher
@@ -116,7 +116,7 @@ def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summa
                 outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process)
             finally:
                 screen.end()
-                shutil.rmtree(shm_folder(run_id), ignore_errors=True)
+                remove_shm_folder(run_id)
             whole = complete_recording(log, folder)
             return RunResult(run_id, folder, outcome, write_summary(log, folder, summarise, whole))
 

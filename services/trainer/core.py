@@ -221,9 +221,12 @@ class TrainerCore:
         if not self.granted or not self.home or self._yielding is not None or books.batch is not None or books.last_step_done:
             return None
         step, have = books.steps_done + 1, len(books.ready)
+        enough = have >= plan.required_samples or (books.no_more_samples and have > 0)
+        if not enough and self._asked:
+            return None
         chosen = choose(books)
         late = missing(books, chosen)
-        if late == 0 and (have >= plan.required_samples or (books.no_more_samples and have > 0)):
+        if enough and late == 0:
             split = plan_micro_batches([sample.num_tokens for sample in chosen], plan.max_tokens_per_micro_batch)
             return BatchFormed(
                 step=step, samples=tuple(sample.sample for sample in chosen), micro_batches=tuple(tuple(part) for part in split)

@@ -31,6 +31,7 @@ from bus.events import (
 from bus.log import Blobs
 from services.advice import advice
 from services.context import ServiceContext
+from services.launcher.folders import remove_shm_folder
 from services.learner.digests import weights_digest
 from services.learner.protocol import Learner
 from services.payloads import sample_blob
@@ -244,4 +245,4 @@ def main(context: ServiceContext) -> None:
     files = CheckpointFiles(context.folder / "checkpoints")
     Shell(context, core, TrainerPerformer(core, context.make_learner, store, files, context.open_blobs())).run()
     if core.ended and not context.supervised:
-        store.remove_shared()
+        remove_shm_folder(context.run)  # `swingshift run` does it otherwise
