@@ -14,9 +14,12 @@ from transformers.utils import logging as transformers_logging
 
 from bus.errors import ConfigError
 from services.learner.config import LearnerConfig
+from services.learner.packed_attention import PACKED, additive_mask, spans_on
 from services.learner.passes import Layout, Pass, ScoredAnswer, build
 from services.transformers_lock import MAKING_A_MODEL
 
+ATTENTION = {"sdpa": PACKED, "eager": "eager"}
+"""Setting `actor.attention` -> what transformers is asked for."""
 _PROBE_TOLERANCE = 1e-3
 """Log-probabilities of a model that honours the packed mask differ by rounding only, of one that does not by far more."""
 
@@ -30,7 +33,11 @@ def load_model(config: LearnerConfig, device: str) -> PreTrainedModel:
     try:
         with MAKING_A_MODEL:
             loaded: object = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=config.attention, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION[config.attention],
+                local_files_only=True,
+                output_loading_info=True,
             )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {config.model} cannot be loaded as a causal language model: {error}") from error
@@ -73,17 +80,28 @@ def answer_logits(model: PreTrainedModel, tensors: Pass, parameters: Mapping[str
 
     With other `parameters` than the model's own, they are those that the model would give if it had these.
     """
-    inputs = {
+    inputs: dict[str, object] = {
         "input_ids": tensors.input_ids,
-        "attention_mask": tensors.attention_mask,
         "position_ids": tensors.position_ids,
         "logits_to_keep": tensors.keep,
         "use_cache": False,
+        **_visibility(model, tensors),
     }
     module: torch.nn.Module = model
     output = module(**inputs) if parameters is None else functional_call(module, dict(parameters), kwargs=inputs)
     logits: torch.Tensor = output.logits.flatten(0, 1)
     return logits if tensors.pick is None else logits.index_select(0, tensors.pick)
+
+
+def _visibility(model: PreTrainedModel, tensors: Pass) -> dict[str, object]:
+    """What tells the model's attention which tokens see which."""
+    if not tensors.spans:
+        return {"attention_mask": tensors.attention_mask}
+    device = tensors.input_ids.device
+    if model.config._attn_implementation != PACKED:  # noqa: SLF001  (transformers has no public name for it)
+        return {"attention_mask": additive_mask(tensors.spans, device)}
+    # A mask of four dimensions is handed on as it is: none of [L, L] is made, and nobody reads this one.
+    return {"attention_mask": torch.zeros(1, 1, 1, 1, device=device), "spans": spans_on(tensors.spans, device)}
 
 
 def choose_layout(model: PreTrainedModel) -> Layout:

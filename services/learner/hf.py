@@ -179,10 +179,9 @@ class HfLearner:
 
     def _accumulate(self, runs: Sequence[Sequence[ScoredAnswer]], anchors: list[Anchors]) -> Tally:
         """Leaves the gradient of the batch's loss in the parameters."""
-        mask_dtype = torch.bfloat16 if self._config.dtype == "bfloat16" else torch.float32
         tally = Tally(sum(len(answer.tokens) for run in runs for answer in run))
         for number, run in enumerate(runs):
-            tensors = build(run, self._layout).to(torch.device(self._config.device), mask_dtype)
+            tensors = build(run, self._layout).to(torch.device(self._config.device))
             old, reference = self._anchor_logprobs(tensors) if len(anchors) == number else (None, None)
             logprobs, entropy = self._logprobs(tensors)
             if len(anchors) == number:

@@ -5,8 +5,8 @@
     packed    one row for all:                P P P A A B B B Q Q C C …
               prompts are computed once a group and nothing is padded; needs a model whose layers all take an attention mask
 
-In both, only positions that predict an answer token get logits: the last prompt token predicts the first one. The packed row is masked so
-that an answer sees its own prompt and itself, and positions restart; log-probabilities are those of the padded layout up to rounding.
+In both, only positions that predict an answer token get logits: the last prompt token predicts the first one. In the packed row an answer
+sees its own prompt and itself (`packed_attention`), and positions restart; log-probabilities are those of the padded layout up to rounding.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from services.samples import SampleGroup
 
 Layout = Literal["padded", "packed"]
 
-_PROMPT = -1
-"""Segment of a packed prompt token; answers are 0, 1, 2, …"""
+Range = tuple[int, int]
+"""First column and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,36 @@ class ScoredAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Columns of a packed row: a prompt's, and those of each answer to it, adjacent; an answer of one token has none."""
+
+    prompt: Range
+    answers: tuple[Range, ...]
+
+    @property
+    def size(self) -> int:
+        """Columns in all."""
+        return (self.answers[-1] if self.answers else self.prompt)[1] - self.prompt[0]
+
+    def visible(self) -> torch.Tensor:
+        """[size, size]: True where the token of a row may see that of a column."""
+        segments = torch.tensor([number for number, (first, end) in enumerate((self.prompt, *self.answers)) for _ in range(first, end)])
+        causal = torch.ones(self.size, self.size, dtype=torch.bool).tril()
+        return causal & ((segments[:, None] == segments[None, :]) | (segments[None, :] == 0))
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """R rows of L tokens with T answer tokens in all; T-sized tensors have one order.
 
-    `attention_mask` is [R, L] with 1 = token (padded) or additive [1, 1, L, L] (packed). `keep` are the K columns that get logits;
+    Who sees whom: `attention_mask` [R, L] with 1 = token (padded), or `spans` (packed). `keep` are the K columns that get logits;
     `pick` indexes the flattened [R * K] of them, one an answer token, and is None when it would be 0 .. T-1. `lengths` are the answers'.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    attention_mask: torch.Tensor | None
+    spans: tuple[PromptSpan, ...]
     keep: torch.Tensor
     pick: torch.Tensor | None
     tokens: torch.Tensor
@@ -58,14 +78,13 @@ class Pass:
     shares: torch.Tensor
     lengths: tuple[int, ...]
 
-    def to(self, device: torch.device, mask_dtype: torch.dtype = torch.float32) -> Pass:
-        """The same on `device`; an additive mask must have the dtype that attention computes in."""
-        additive = self.attention_mask.is_floating_point()
+    def to(self, device: torch.device) -> Pass:
+        """The same on `device`."""
         return replace(
             self,
             input_ids=self.input_ids.to(device),
             position_ids=self.position_ids.to(device),
-            attention_mask=self.attention_mask.to(device, mask_dtype) if additive else self.attention_mask.to(device),
+            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
             keep=self.keep.to(device),
             pick=None if self.pick is None else self.pick.to(device),
             tokens=self.tokens.to(device),
@@ -124,6 +143,7 @@ def _padded(answers: Sequence[ScoredAnswer]) -> Pass:
         input_ids=torch.tensor(padded),
         position_ids=torch.arange(num_columns).repeat(len(answers), 1),
         attention_mask=torch.tensor(mask),
+        spans=(),
         keep=torch.arange(first, num_columns - 1),
         pick=torch.tensor(pick),
         lengths=tuple(len(answer.tokens) for answer in answers),
@@ -134,42 +154,32 @@ def _padded(answers: Sequence[ScoredAnswer]) -> Pass:
 def _packed(answers: Sequence[ScoredAnswer]) -> Pass:
     ids: list[int] = []
     positions: list[int] = []
-    prompts: list[int] = []
-    segments: list[int] = []
     keep: list[int] = []
-    for number, (_, group) in enumerate(groupby(answers, key=lambda answer: answer.group)):
+    spans: list[PromptSpan] = []
+    for _, group in groupby(answers, key=lambda answer: answer.group):
+        ranges: list[Range] = []
         for place, answer in enumerate(group):
             size = len(answer.prompt)
             if place == 0:
-                end_of_prompt = len(ids) + size - 1
+                prompt = (len(ids), len(ids) + size)
                 ids += answer.prompt
                 positions += range(size)
-                segments += [_PROMPT] * size
-                prompts += [number] * size
             inputs = answer.tokens[:-1]  # nothing is predicted from the last one
-            keep += [end_of_prompt, *range(len(ids), len(ids) + len(inputs))]
+            ranges.append((len(ids), len(ids) + len(inputs)))
+            keep += [prompt[1] - 1, *range(*ranges[-1])]
             ids += inputs
             positions += range(size, size + len(inputs))
-            segments += [place] * len(inputs)
-            prompts += [number] * len(inputs)
+        spans.append(PromptSpan(prompt, tuple(ranges)))
     return Pass(
         input_ids=torch.tensor([ids]),
         position_ids=torch.tensor([positions]),
-        attention_mask=_additive_mask(torch.tensor(prompts), torch.tensor(segments)),
+        attention_mask=None,
+        spans=tuple(spans),
         keep=torch.tensor(keep),
         pick=None,
         lengths=tuple(len(answer.tokens) for answer in answers),
         **_targets(answers),
     )
-
-
-def _additive_mask(prompts: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
-    """[1, 1, L, L]: 0 where row may see column, else the smallest float32."""
-    causal = torch.ones(len(prompts), len(prompts), dtype=torch.bool).tril()
-    same_prompt = prompts[:, None] == prompts[None, :]
-    visible_segment = (segments[:, None] == segments[None, :]) | (segments[None, :] == _PROMPT)
-    mask = torch.zeros(causal.shape).masked_fill_(~(causal & same_prompt & visible_segment), torch.finfo(torch.float32).min)
-    return mask[None, None]
 
 
 def _targets(answers: Sequence[ScoredAnswer]) -> dict[str, torch.Tensor]:

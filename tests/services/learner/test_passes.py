@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForC
 from bus.errors import ConfigError
 from services.learner.causal_lm import answer_logits, choose_layout, load_model
 from services.learner.config import LearnerConfig
+from services.learner.packed_attention import SHORT
 from services.learner.passes import Layout, ScoredAnswer, build, cut, score
 from services.samples import SampleGroup
 from tests.services.learner.factories import make_answer, make_batch, save_tiny_qwen2
@@ -43,6 +45,49 @@ def test_each_answer_token_is_predicted_from_what_stands_before_it(layout: Layou
             model(input_ids=torch.tensor([answer.prompt + answer.tokens])).logits[0, len(answer.prompt) - 1 : -1] for answer in answers
         ]
     torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+def long_answers() -> list[ScoredAnswer]:
+    """Two prompts with answers of many lengths, longer together than what is masked at once, one of them of a single token."""
+
+    def tokens(first: int, length: int) -> tuple[int, ...]:
+        return tuple((first + 7 * place) % 16 for place in range(length))
+
+    lengths = {0: (60, 90, 1, 80, 33), 1: (30, 5, 60)}
+    assert sum(lengths[0]) > SHORT > sum(lengths[1])
+    return [
+        ScoredAnswer(group, tokens(group, 30), tokens(size, size), (-1.0,) * size, 0.0, 0.0)
+        for group, sizes in lengths.items()
+        for size in sizes
+    ]
+
+
+def test_long_answers_are_packed_to_the_same_log_probabilities_and_gradients(tiny_model: Path) -> None:
+    gradients, logits = [], []
+    for layout in LAYOUTS:
+        model = load(tiny_model)
+        found = answer_logits(model, build(long_answers(), layout))
+        torch.autograd.backward((found.log_softmax(-1) ** 2).mean())
+        logits.append(found.detach())
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-5, rtol=1e-4)
+
+
+def test_a_packed_row_never_needs_a_square_of_its_length(tiny_model: Path) -> None:
+    largest = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        largest = max(largest, tensor.numel())
+        return tensor
+
+    copies = 20
+    answers = [replace(answer, group=2 * copy + answer.group) for copy in range(copies) for answer in long_answers()]
+    tensors = build(answers, "packed")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        answer_logits(load(tiny_model), tensors)
+    assert largest < tensors.input_ids.shape[1] ** 2 / 8
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
