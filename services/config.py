@@ -29,6 +29,9 @@ FROM_OTHER_SECTIONS = {
 """Settings of the learner that are set elsewhere, so that trainer and replicas cannot disagree."""
 
 
+TopK = Annotated[int, BeforeValidator(lambda value: 0 if value == -1 else value)]
+
+
 class Section(BaseModel):
     """A part of the configuration."""
 
@@ -128,8 +131,8 @@ class RolloutConfig(Section):
     """Answers are drawn at it; trainer and replicas share it."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Only the most likely tokens that have this probability together are drawn."""
-    top_k: int = Field(default=0, ge=0)
-    """0: the whole vocabulary."""
+    top_k: TopK = Field(default=0, ge=0)
+    """0, which others write as -1: the whole vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
     """Any of these ends an answer; unset: the task's."""
     max_prompt_length: int | None = Field(default=None, ge=1, le=1_048_576)
@@ -232,8 +235,8 @@ class EvaluationConfig(Section):
     """0: the most likely token each time."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Only the most likely tokens that have this probability together are drawn."""
-    top_k: int = Field(default=0, ge=0)
-    """0: the whole vocabulary."""
+    top_k: TopK = Field(default=0, ge=0)
+    """0, which others write as -1: the whole vocabulary."""
     eval_timeout_s: float = Field(default=300.0, gt=0)
     """What is not scored by then is left out, and the evaluation says that it is partial."""
 

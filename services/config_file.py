@@ -23,6 +23,19 @@ _LIMITS = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "below"),
 }
+OTHER_NAMES = {
+    "learning_rate": "actor.lr",
+    "batch_size": "async_training.ppo_mini_batch_size",
+    "num_generations": "rollout.n",
+    "max_completion_length": "rollout.max_response_length",
+    "max_new_tokens": "rollout.max_response_length",
+    "max_tokens": "rollout.max_response_length",
+    "beta": "actor.kl_loss_coef",
+    "epsilon": "actor.clip_low",
+    "epsilon_high": "actor.clip_high",
+    "max_steps": "async_training.total_steps",
+}
+"""What settings of ours are called elsewhere."""
 _LEAVES = ("str", "int", "float", "bool")
 """What pydantic calls the members of `Value`."""
 
@@ -56,6 +69,16 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         _override(data, override)
     return make_config(data, str(path))
+
+
+def overridden(config: RunConfig, overrides: Sequence[str], where: str) -> RunConfig:
+    """A configuration with some settings changed, as `load_config` does it. Raises ConfigError."""
+    if not overrides:
+        return config
+    data = cast("dict[object, object]", config.resolved())
+    for override in overrides:
+        _override(data, override)
+    return make_config(cast("dict[str, object]", data), where)
 
 
 def make_config(data: Mapping[str, object], where: str) -> RunConfig:
@@ -121,10 +144,11 @@ def _complaints(error: ValidationError) -> Iterator[str]:
 
 
 def _unknown(where: tuple[str | int, ...]) -> str:
-    """Names the setting nearest to an unknown one: in its own section, or where else a setting has exactly this name."""
+    """Names the setting nearest to an unknown one: of exactly this name elsewhere, of this name with others, or in its own section."""
     *section, name = (str(part) for part in where)
     known = tuple(_model_at(section).model_fields)
     elsewhere = [path for path in _all_settings(RunConfig) if path.split(".")[-1] == name]
+    elsewhere += [ours for theirs, ours in OTHER_NAMES.items() if theirs == name]
     similar = get_close_matches(name, known, n=1) or [nearest(name, known)]
     guess = elsewhere[0] if elsewhere else ".".join([*section, similar[0]])
     return f"{'.'.join([*section, name])} is no setting: did you mean {guess}?"

@@ -50,6 +50,7 @@ def refusal(sections: Mapping[str, object], machine: Machine = TWO_CORES) -> str
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
+        ({"actor": {"learning_rate": 1e-5}}, "run.yaml: actor.learning_rate is no setting: did you mean actor.lr?"),
         ({"redis": {"memory_buget": 1}}, "run.yaml: redis.memory_buget is no setting: did you mean redis.memory_budget?"),
         ({"redis": {"memory_budget": "much"}}, "redis.memory_budget is 'much'"),
         ({"redis": {"memory_budget": "1KB"}}, "redis.memory_budget is 1000, it must be at least 65536"),

@@ -12,7 +12,8 @@ import pytest
 
 from bus.errors import ConfigError
 from services.config import RunConfig, ShapeConfig, WarmStartConfig
-from services.config_file import load_config
+from services.config_file import OTHER_NAMES, load_config
+from services.config_reference import names
 
 Load = Callable[..., RunConfig]
 
@@ -65,6 +66,7 @@ def test_an_override_has_the_type_that_yaml_gives_it(load: Load, value: str, wan
         ("staleness_threshold=1", "staleness_threshold is no setting: did you mean async_training.staleness_threshold?"),
         ("rollout.nn=1", "rollout.nn is no setting: did you mean rollout.n?"),
         ("rolout.n=1", "rolout is no setting: did you mean rollout?"),
+        ("actor.batch_size=1", "actor.batch_size is no setting: did you mean async_training.ppo_mini_batch_size?"),
         ("deadlines.kil_s=1", "deadlines.kil_s is no setting: did you mean deadlines.kill_s?"),
         ("model.warm_start.step=1", "model.warm_start.step is no setting: did you mean model.warm_start.steps?"),
     ],
@@ -145,3 +147,12 @@ def test_reading_a_configuration_imports_neither_torch_nor_redis() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_names_that_settings_have_elsewhere_lead_to_ours() -> None:
+    assert set(OTHER_NAMES.values()) <= set(names())
+    assert not set(OTHER_NAMES) & {name.rpartition(".")[2] for name in names()}
+
+
+def test_top_k_takes_minus_1_for_the_whole_vocabulary(load: Load) -> None:
+    assert load("rollout: {top_k: -1}").rollout.top_k == 0
