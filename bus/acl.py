@@ -1,8 +1,8 @@
 """The ACL file of a shared server: a user for each role, with no more rights than its part of a run needs.
 
-Whoever appends may write the log and `meta`; who only reads may write nothing. That an event comes from the role it names is no matter of
-these rights: a trainer's user could append in the policy's name. What it cannot do is read, change or delete what is not a run's, or what
-its role has no need for, and nobody can empty the server.
+Whoever appends may write the log and `meta`; who only reads may write nothing but a question to the archiver. That an event comes from the
+role it names is no matter of these rights: a trainer's user could append in the policy's name. What it cannot do is read, change or delete
+what is not a run's, or what its role has no need for, and nobody can empty the server.
 
     swingshift acl DIR ─▶ DIR/users.acl (digests of the passwords)  DIR/ROLE (the passwords)      redis-server --aclfile DIR/users.acl
 """
@@ -23,10 +23,15 @@ ALIVE = (*SCRIPTS, "set", "del")
 WRITE_PAYLOADS = (*SCRIPTS, "set", "strlen", "hincrby")
 REMOVE_PAYLOADS = (*SCRIPTS, "strlen", "unlink", "hincrby")
 TRIM = (*SCRIPTS, "hset", "xtrim")
+ASK = ("rpush", "pexpire")
+ANSWER = ("blpop", "set")
 MEASURE = ("memory|usage",)
 PURGE = (*SCRIPTS, "scan", "memory|usage", "unlink", "srem")
 
 LOG = ("log", "meta")
+HOLDS = (*LOG, "positions", "recall", "snapshots")
+"""Of a service that reads the whole log: how far it is, what it asks the archiver for, and the state that its successor goes on from."""
+RECALLED = "recall:*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +45,27 @@ class Rights:
 
 
 ROLES: Mapping[str, Rights] = {
-    "trainer": Rights((*LOG, "positions", "size", "alive:trainer", "blob:sample:*"), (), (*APPEND, *ALIVE, *REMOVE_PAYLOADS)),
-    "rollouter": Rights((*LOG, "inbox:*", "size", "alive:rollouter", "blob:*"), (), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *REMOVE_PAYLOADS)),
+    "trainer": Rights((*HOLDS, "alive:trainer"), ("blob:sample:*", RECALLED), (*APPEND, *ALIVE, *ASK)),
+    "rollouter": Rights((*HOLDS, "inbox:*", "size", "alive:rollouter", "blob:*"), (RECALLED,), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *ASK)),
     "replica": Rights((*LOG, "size", "alive:replica:*", "blob:answer:*"), ("inbox:*", "blob:prompt:*"), (*APPEND, *ALIVE, *WRITE_PAYLOADS)),
-    "controller": Rights((*LOG, "inbox:*", "alive:controller"), ("alive:*",), (*APPEND, *ALIVE)),
-    "policy": Rights((*LOG, "alive:policy"), (), (*APPEND, *ALIVE)),
-    "archiver": Rights((*LOG, "inbox:*", "positions", "alive:archiver"), ("size", "blob:*"), (*APPEND, *ALIVE, *TRIM, *MEASURE)),
-    "monitor": Rights((*LOG, "alive:monitor"), ("inbox:*", "positions", "size", "alive:*"), (*APPEND, *ALIVE, *MEASURE), lists_runs=True),
-    "observer": Rights((), (*LOG, "inbox:*", "positions", "size", "alive:*"), MEASURE, lists_runs=True),
-    "operator": Rights(("*",), (), (*APPEND, *PURGE), lists_runs=True),
-    "supervisor": Rights(("*",), (), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *REMOVE_PAYLOADS, *TRIM, *MEASURE, "sadd"), lists_runs=True),
-}
+    "controller": Rights((*HOLDS, "inbox:*", "alive:controller"), ("alive:*", RECALLED), (*APPEND, *ALIVE, *ASK)),
+    "policy": Rights((*HOLDS, "alive:policy"), (RECALLED,), (*APPEND, *ALIVE, *ASK)),
+    "archiver": Rights(
+        (*HOLDS, RECALLED, "inbox:*", "size", "alive:archiver", "blob:*"), (),
+        (*APPEND, *ALIVE, *REMOVE_PAYLOADS, *TRIM, *MEASURE, *ASK, *ANSWER),
+    ),
+    "monitor": Rights(
+        (*LOG, "recall", "alive:monitor"), ("inbox:*", "positions", "size", "alive:*", RECALLED), (*APPEND, *ALIVE, *MEASURE, *ASK),
+        lists_runs=True,
+    ),
+    "observer": Rights(
+        ("recall",), (*LOG, "inbox:*", "positions", "size", "alive:*", RECALLED), (*MEASURE, *ASK), lists_runs=True,
+    ),
+    "operator": Rights(("*",), (), (*APPEND, *PURGE, *ASK), lists_runs=True),
+    "supervisor": Rights(
+        ("*",), (), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *REMOVE_PAYLOADS, *TRIM, *MEASURE, *ASK, *ANSWER, "sadd"), lists_runs=True,
+    ),
+}  # fmt: skip
 """The supervisor's user is also that of all services that `swingshift run` starts, so it may do what they may. The observer has no role in
 a run: it is for people who look (`status`, `tail`, `doctor`) and for health checks."""
 

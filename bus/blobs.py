@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from bus.errors import BlobMissing
 from bus.events import BlobRef
-from bus.log import Blobs
+from bus.log import BlobReader, Blobs
 
 DIGEST_BYTES = 16
 
@@ -27,7 +27,7 @@ def put_blob(blobs: Blobs, name: str, data: bytes) -> BlobRef:
     return blob_ref(name, data)
 
 
-def get_blob(blobs: Blobs, ref: BlobRef) -> bytes:
+def get_blob(blobs: BlobReader, ref: BlobRef) -> bytes:
     """The payload that `ref` names. Raises BlobMissing when it is gone, or was replaced by another one."""
     data = blobs.get(ref.name)
     digest = blob_digest(data)

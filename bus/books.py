@@ -95,7 +95,7 @@ class Books:
     @property
     def no_more_samples(self) -> bool:
         """No sample is in flight and none will be started: what is ready now is all there will be."""
-        return self.prompts_left <= 0 and not self.in_flight
+        return not self.in_flight and self.prompts_left <= 0
 
     @property
     def last_step_done(self) -> bool:
@@ -103,12 +103,12 @@ class Books:
         assert self.plan is not None
         if self.batch is not None:
             return False
-        return self.steps_done >= self.plan.total_steps or self.stop_requested or (self.no_more_samples and not self.ready)
+        return self.steps_done >= self.plan.total_steps or self.stop_requested or (not self.ready and self.no_more_samples)
 
     @property
     def finished(self) -> bool:
         """The last step is done and its weights are published."""
-        return self.last_step_done and self.steps_since_publication == 0 and self.version >= 0
+        return self.steps_since_publication == 0 and self.version >= 0 and self.last_step_done
 
     def apply(self, event: Event) -> None:
         """Takes in one event; others than those of the books are ignored."""

@@ -14,8 +14,8 @@ GENESIS = ""
 
 
 def link(
-    previous: str, position: int, kind: str, version: int, source: str, epoch: int, derived: bool, cause: int, at: int, body: bytes
+    previous: str, position: int, kind: str, version: int, source: str, epoch: int, derived: int, cause: int, at: int, body: bytes
 ) -> str:
-    """The chain value of an entry, given that of the entry before it."""
-    head = f"{previous}\n{position}\n{kind}\n{version}\n{source}\n{epoch}\n{int(derived)}\n{cause}\n{at}\n"
+    """The chain value of an entry, given that of the entry before it. `derived` is 0 or 1, or a bool."""
+    head = f"{previous}\n{position}\n{kind}\n{version}\n{source}\n{epoch}\n{+derived}\n{cause}\n{at}\n"
     return sha1(head.encode() + body, usedforsecurity=False).hexdigest()

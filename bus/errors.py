@@ -8,6 +8,7 @@
     │   ├── LogMissing         there is no such run on this server
     │   ├── Fenced             a newer incarnation of this service has started
     │   ├── EntryTooLarge      an event is over the size limit
+    │   ├── DiskError          a recording's disk takes nothing for the moment
     │   └── LogUnavailable     the server does not answer
     │       └── ServerFull     the server has no memory left for another entry
     ├── CodecError             an entry cannot be read or an event cannot be written
@@ -54,6 +55,10 @@ class Fenced(LogError):
 
 class EntryTooLarge(LogError):
     """An event's body is over the size limit; large data belongs into a blob."""
+
+
+class DiskError(LogError):
+    """A recording cannot be written for the moment: its disk is full or fails, or somebody holds the file. May pass."""
 
 
 class LogUnavailable(LogError):

@@ -37,6 +37,8 @@ class Host:
         self._log = log
         self._clock = clock
         self._prepare = prepare
+        self._silent = False
+        """The core, asked last, had nothing more to decide: until something is applied it has nothing to decide."""
         self.decided_at: dict[str, int] = {}
         """Kind -> position of this source's newest decision of that kind: the cause of the fact that follows it."""
 
@@ -49,6 +51,8 @@ class Host:
         for entry in entries:
             if not self._is_own_derived(entry):
                 self.core.apply(entry)
+            elif self._silent:
+                continue
             drafts += self._decide(entry.position)
         return self._append(drafts)
 
@@ -58,7 +62,9 @@ class Host:
 
     def _decide(self, cause: int) -> list[Draft]:
         at = self._clock()
-        return [Draft(event, derived=True, cause=cause, at=at) for event in decide_all(self.core, cause)]
+        decisions = decide_all(self.core, cause)
+        self._silent = len(decisions) < MAX_DECISIONS
+        return [Draft(event, derived=True, cause=cause, at=at) for event in decisions]
 
     def _append(self, drafts: Sequence[Draft]) -> list[Event]:
         decisions = [draft.event for draft in drafts]
@@ -101,8 +107,11 @@ def own(core: Core, event: Event, cause: int) -> Entry:
 
 def check_emitter(source: str, event: Event) -> None:
     """Raises CoreError when `source` is not the one emitter of this kind of event."""
+    role = role_of(source)
+    if event.emitter == role:
+        return
     allowed = event.emitted_by()
-    if allowed is not None and role_of(source) not in allowed:
+    if allowed is not None and role not in allowed:
         raise CoreError(f"{source} emitted {event.kind}, which only {' or '.join(allowed)} may emit: this is a bug, please report it")
 
 
@@ -112,13 +121,36 @@ def rebuild(core: Core, entries: Iterable[Entry]) -> int:
     Own derived entries are applied right after their cause, whatever incarnation wrote them, as that incarnation did.
     """
     recorded = list(entries)
-    answers: dict[int, list[Entry]] = {}
-    for entry in recorded:
-        if entry.derived and entry.source == core.source:
-            answers.setdefault(entry.cause, []).append(entry)
-    for entry in recorded:
-        if not (entry.derived and entry.source == core.source):
+    known = {entry.position for entry in recorded}
+    # An incarnation appends in the order of its causes; a log that was tampered with may have another order, or lack a cause.
+    decisions = sorted((entry for entry in recorded if _is_decision(core, entry) and entry.cause in known), key=lambda entry: entry.cause)
+    return rebuild_in_order(core, recorded, decisions)
+
+
+def rebuild_in_order(core: Core, entries: Iterable[Entry], decisions: Iterable[Entry], after: int = 0) -> int:
+    """`rebuild` of a log of any length: `decisions` are the own derived ones among `entries`, by cause, as a second stream that is ahead.
+
+    `after`: the core's state is that after this position already, and `entries` and `decisions` are those behind it.
+    Raises CoreError when the causes are not in order.
+    """
+    position = after
+    ahead = iter(decisions)
+    decision = next(ahead, None)
+    for entry in entries:
+        position = entry.position
+        if not _is_decision(core, entry):
             core.apply(entry)
-        for answer in answers.get(entry.position, ()):
-            core.apply(own(core, answer.event, entry.position))
-    return recorded[-1].position if recorded else 0
+        while decision is not None and decision.cause <= position:
+            if decision.cause == position:
+                core.apply(own(core, decision.event, position))
+            elif decision.cause > after:
+                raise CoreError(
+                    f"{core.source} decided {decision.event.kind}, entry {decision.position}, on entry {decision.cause}, "
+                    "but had decided on a later one before: the log was not written by swingshift, or was changed; verify its recording"
+                )
+            decision = next(ahead, None)
+    return position
+
+
+def _is_decision(core: Core, entry: Entry) -> bool:
+    return entry.derived and entry.source == core.source

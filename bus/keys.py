@@ -37,6 +37,10 @@ class Keys:
         """Stream, one item an entry with id `POSITION-0`: the order of everything. Dense, so a lost entry shows as a gap."""
         return f"{{swingshift:{self.run}}}:log"
 
+    def former_log(self, log_id: str) -> str:
+        """Stream: entries of a log that was replaced by one made from the recording, as far as they were not those of the recording."""
+        return f"{{swingshift:{self.run}}}:log:{log_id}"
+
     @property
     def meta(self) -> str:
         """Hash: what the append script checks and counts.
@@ -64,6 +68,20 @@ class Keys:
     def positions(self) -> str:
         """Hash of consumer -> position up to which it needs nothing any more; the janitor trims behind the lowest essential one."""
         return f"{{swingshift:{self.run}}}:positions"
+
+    @property
+    def snapshots(self) -> str:
+        """Hash of source -> its core's newest snapshot: the archiver copies it, a successor begins from it."""
+        return f"{{swingshift:{self.run}}}:snapshots"
+
+    @property
+    def recall(self) -> str:
+        """List: what late readers without a recording ask the archiver for. Passes when nobody takes it."""
+        return f"{{swingshift:{self.run}}}:recall"
+
+    def recalled(self, client: str) -> str:
+        """String with a time to live: the archiver's answer to one such reader."""
+        return f"{{swingshift:{self.run}}}:recall:{client}"
 
     def inbox(self, replica: str) -> str:
         """Stream of the entries for one replica, same items as in the log, so that a replica need not read the whole log."""

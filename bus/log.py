@@ -54,14 +54,18 @@ class Log(Protocol):
         """Position of the newest entry."""
 
 
-class Blobs(Protocol):
+class BlobReader(Protocol):
+    """Payloads of a run by name, to be read: on the server, or recorded."""
+
+    def get(self, name: str) -> bytes:
+        """The payload. Raises BlobMissing."""
+
+
+class Blobs(BlobReader, Protocol):
     """Payloads of a run by name. A name is written once; writing the same name again replaces it."""
 
     def put(self, name: str, data: bytes) -> None:
         """Stores `data`; durable before the entry that names it is appended."""
-
-    def get(self, name: str) -> bytes:
-        """The payload. Raises BlobMissing."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Removes payloads whose last reader is done; unknown names are ignored."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, Fenced, GapError, LogChanged, LogError
 from bus.events import RunPlanned
 from bus.log import Attached
+from bus.recording import Row
 
 
 @dataclass
@@ -127,8 +129,8 @@ class MemoryLog:
                 self._check(after)
                 if after + 1 < self._store.first:
                     raise GapError(
-                        f"run {self.run}: entries {after + 1} to {self._store.first - 1} were trimmed before this reader got them: "
-                        "read them from the recording"
+                        f"run {self.run}: this reader has read up to {after}, the next entry that is there is {self._store.first}: "
+                        f"entries {after + 1} to {self._store.first - 1} were trimmed before it got them; read them from the recording"
                     )
                 start = after + 1 - self._store.first
                 found = self._store.entries[start : start + limit]
@@ -140,12 +142,18 @@ class MemoryLog:
                     return []
                 self._store.grown.wait(remaining)
 
+    def read_rows(self, after: int, limit: int, block_ms: int = 0) -> list[Row]:
+        """What `read` gives, as it is stored."""
+        return [Row.of(entry) for entry in self.read(after, limit, block_ms)]
+
     def read_inbox(self, replica: str, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
         deadline = time.monotonic() + block_ms / 1000
         with self._store.grown:
             while True:
                 self._check(after)
-                found = [entry for entry in self._store.inboxes.get(replica, []) if entry.position > after][:limit]
+                inbox = self._store.inboxes.get(replica, [])
+                start = bisect_right(inbox, after, key=lambda entry: entry.position)
+                found = inbox[start : start + limit]
                 if found:
                     self._remember(found[-1])
                     return found
@@ -153,6 +161,11 @@ class MemoryLog:
                 if remaining <= 0:
                     return []
                 self._store.grown.wait(remaining)
+
+    def goes_on_from(self, position: int, chain: str) -> None:
+        """This client has got the entries up to `position`, whose chain is `chain`, from elsewhere: the next one read must follow on it."""
+        self._last_read = (position, chain)
+        self._seen = max(self._seen, position)
 
     def last_position(self) -> int:
         with self._store.grown:
@@ -189,6 +202,10 @@ class MemoryBlobs:
             return self._blobs[name]
         except KeyError:
             raise BlobMissing(f"payload {name!r} is not there: it was removed after its last reader, or never written") from None
+
+    def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Those of `names` that are there."""
+        return {name: self._blobs[name] for name in names if name in self._blobs}
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:

@@ -7,9 +7,10 @@ Durable as the log is: a server that keeps its appends in order has the payload 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from bus.blobs import DIGEST_BYTES, blob_digest
-from bus.connection import PATIENCE_S, Connection, Script, persist
+from bus.connection import PATIENCE_S, Connection, Reply, Script, persist
 from bus.errors import BlobMissing
 from bus.keys import Keys
 
@@ -42,12 +43,21 @@ class RedisBlobs:
             raise BlobMissing(
                 f"run {self._keys.run}: payload {name!r} is not there: it was removed after its last reader, or never written"
             )
-        digest, data = value[:DIGEST_BYTES].hex(), value[DIGEST_BYTES:]
+        digest, data = _split(value)
         if digest != blob_digest(data):
             raise BlobMissing(
                 f"run {self._keys.run}: payload {name!r} has digest {blob_digest(data)}, it was written with {digest}: it is damaged"
             )
         return data
+
+    def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Those of `names` that are there and whole. The answer is as large as all of them together."""
+        if not names:
+            return {}
+        keys = [self._keys.blob(name) for name in names]
+        values = cast("list[Reply]", persist(lambda: self._connection.call("MGET", *keys), self._patience_s))
+        found = {name: _split(value) for name, value in zip(names, values, strict=True) if isinstance(value, bytes)}
+        return {name: data for name, (digest, data) in found.items() if digest == blob_digest(data)}
 
     def delete(self, names: Sequence[str]) -> None:
         for first in range(0, len(names), MOST_KEYS):
@@ -55,3 +65,8 @@ class RedisBlobs:
 
     def _forget(self, keys: Sequence[str]) -> None:
         persist(lambda: self._connection.run(FORGET, [self._keys.size, *keys], [KEY_BYTES]), self._patience_s)
+
+
+def _split(value: bytes) -> tuple[str, bytes]:
+    """Digest and data."""
+    return value[:DIGEST_BYTES].hex(), value[DIGEST_BYTES:]

@@ -10,28 +10,33 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import cast
+from typing import TypeVar, cast
 
 from bus.codec import MAX_BYTES, encode
-from bus.connection import PATIENCE_S, Argument, Connection, Reply, Script, check_room, connect, persist
+from bus.connection import PATIENCE_S, Argument, Connection, Reply, Result, Script, Waiting, check_room, connect, persist
 from bus.entry import Draft, Entry, Producer
 from bus.errors import ConfigError, EntryTooLarge, Fenced, GapError, LogChanged, LogError, LogMissing, SwingshiftError
 from bus.events import RunPlanned
 from bus.keys import RUNS, Keys
 from bus.log import Attached
-from bus.stream import chain_of, draft_arguments, entry_of, position_of
+from bus.recording import Row
+from bus.stream import chain_of, draft_arguments, entry_of, position_of, row_of
 
 APPEND = Script.load("append.lua")
 LONGEST_BLOCK_MS = 1000
 """A longer wait is cut into pieces. Between them the log's identity is checked, for a log that was deleted wakes nobody."""
+
+Item = TypeVar("Item", Entry, Row)
 
 
 class RedisLog:
     """One client's view of a run's log; `create` and `open` make one. Not thread-safe: one client a thread."""
 
     def __init__(self, url: str, keys: Keys, log_id: str, calls: Connection, patience_s: float) -> None:
+        self.waiting: Waiting | None = None
+        """Is told when this client waits for the server, and when it need not any more."""
         self._keys = keys
         self._log_id = log_id
         self._patience_s = patience_s
@@ -100,6 +105,13 @@ class RedisLog:
         return self._submit("append", producer, drafts, counter)[0]
 
     def read(self, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
+        return self._read(entry_of, after, limit, block_ms)
+
+    def read_rows(self, after: int, limit: int, block_ms: int = 0) -> list[Row]:
+        """What `read` gives, as it is stored: also of kinds and schemas that this version of swingshift does not know."""
+        return self._read(row_of, after, limit, block_ms)
+
+    def _read(self, made: Callable[[str, Reply, str | None], Item], after: int, limit: int, block_ms: int) -> list[Item]:
         items = self._wait(self._keys.log, after, limit, block_ms)
         if not items:
             return []
@@ -107,10 +119,10 @@ class RedisLog:
         follows = after > 0 and after == self._last_read[0]
         if not follows:
             self._check_end(self._ask(*self._end_query()))
-        entries = [entry_of(self.run, items[0], self._last_read[1] if follows else None)]
-        entries += [entry_of(self.run, item) for item in items[1:]]
-        self._remember(entries[-1])
-        return entries
+        found = [made(self.run, items[0], self._last_read[1] if follows else None)]
+        found += [made(self.run, item, None) for item in items[1:]]
+        self._remember(found[-1])
+        return found
 
     def read_inbox(self, replica: str, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
         items = self._wait(self._keys.inbox(replica), after, limit, block_ms)
@@ -126,8 +138,16 @@ class RedisLog:
             self._remember(entries[-1])
         return entries
 
+    def goes_on_from(self, position: int, chain: str) -> None:
+        """This client has got the entries up to `position`, whose chain is `chain`, from elsewhere: the next one read must follow on it."""
+        self._last_read = (position, chain)
+        self._top = max(self._top, position)
+
     def last_position(self) -> int:
-        return self._check_end(persist(lambda: self._calls.call(*self._end_query()), self._patience_s))
+        return self._check_end(self._persist(lambda: self._calls.call(*self._end_query())))
+
+    def _persist(self, action: Callable[[], Result]) -> Result:
+        return persist(action, self._patience_s, waiting=self.waiting)
 
     def _submit(self, mode: str, producer: Producer, drafts: Sequence[Draft], counter: int) -> tuple[int, int]:
         """Calls the append script until it answers; returns the first position and the epoch."""
@@ -140,7 +160,7 @@ class RedisLog:
         keys = [self._keys.log, self._keys.meta, *(self._keys.inbox(name) for name in inboxes)]
         who: list[Argument] = [mode, self._log_id, self._top, producer.source, producer.epoch, self._client, counter]
         arguments = [*who, MAX_BYTES, len(inboxes), len(drafts), *inboxes, *entries]
-        reply = persist(lambda: self._calls.run(APPEND, keys, arguments), self._patience_s)
+        reply = self._persist(lambda: self._calls.run(APPEND, keys, arguments))
         match reply:
             case [b"ok", int(first), int(epoch)]:
                 self._top = max(self._top, first + len(drafts) - 1)
@@ -187,7 +207,7 @@ class RedisLog:
             reply = self._ask("XREAD", "COUNT", limit, *block, "STREAMS", key, f"{after}-0")
             if reply is not None:
                 return cast("list[tuple[bytes, list[Reply]]]", reply)[0][1]
-            persist(self._check_place, self._patience_s)
+            self._persist(self._check_place)
             if rest_ms <= LONGEST_BLOCK_MS:
                 return []
 
@@ -201,7 +221,7 @@ class RedisLog:
                 self._place_checked = True
             return self._reads.call(*arguments)
 
-        return persist(once, self._patience_s)
+        return self._persist(once)
 
     def _check_place(self) -> None:
         """Raises LogChanged when the log is another one, ends before what this client knows, or holds another entry where it read last."""
@@ -235,10 +255,11 @@ class RedisLog:
             return
         missing, found = next((want, got) for want, got in enumerate(map(position_of, items), after + 1) if want != got)
         raise GapError(
-            f"run {self.run}: entries {missing} to {found - 1} were trimmed before this reader got them: read them from the recording"
+            f"run {self.run}: this reader has read up to {missing - 1}, the next entry that is there is {found}: "
+            f"entries {missing} to {found - 1} were trimmed before it got them; read them from the recording"
         )
 
-    def _remember(self, entry: Entry) -> None:
+    def _remember(self, entry: Entry | Row) -> None:
         self._last_read = (entry.position, entry.chain)
         self._top = max(self._top, entry.position)
 

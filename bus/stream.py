@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from bus import chain
-from bus.codec import decode
 from bus.connection import Argument, Reply
 from bus.entry import Draft, Entry
 from bus.errors import CodecError, LogChanged
+from bus.recording import Row
 
 FIELDS = [b"kind", b"version", b"source", b"epoch", b"derived", b"cause", b"at", b"chain", b"body"]
 
@@ -25,24 +24,37 @@ def chain_of(item: Reply) -> str:
     return fields[15].decode("ascii", "replace") if fields[::2] == FIELDS else ""
 
 
-def entry_of(run: str, item: Reply, previous: str | None = None) -> Entry:
-    """The entry in an item. Raises CodecError with its position; LogChanged when `previous`, if given, is not the chain it follows on."""
+def row_of(run: str, item: Reply, previous: str | None = None) -> Row:
+    """An item as it is stored in a recording, with the very bytes of its body, whichever version of swingshift wrote it.
+
+    Raises CodecError with its position; LogChanged when `previous`, if given, is not the chain that it follows on.
+    """
     position = position_of(item)
     fields = cast("tuple[bytes, list[bytes]]", item)[1]
     if fields[::2] != FIELDS:
         raise CodecError(f"run {run}: entry {position} was not written by swingshift: its fields are {fields[::2]}")
+    kind, version, source, epoch, derived, cause, at, digest, body = fields[1::2]
+    is_derived = int(derived == b"1")
     try:
-        kind, source, digest = fields[1].decode(), fields[5].decode(), fields[15].decode()
-        version, epoch, derived, cause, at = int(fields[3]), int(fields[7]), fields[9] == b"1", int(fields[11]), int(fields[13])
-        event = decode(kind, version, fields[17])
-    except (CodecError, ValueError) as error:
+        who = (source.decode(), int(epoch))
+        row = Row(position, kind.decode(), int(version), *who, is_derived, int(cause), int(at), digest.decode(), body)
+    except ValueError as error:
         raise CodecError(f"run {run}: entry {position} cannot be read: {error}") from error
-    if previous is not None and chain.link(previous, position, kind, version, source, epoch, derived, cause, at, fields[17]) != digest:
+    if previous is not None and row.link(previous) != row.chain:
         raise LogChanged(
-            f"run {run}: entry {position} has chain {digest}, which does not follow on {previous}, the chain of entry {position - 1} "
+            f"run {run}: entry {position} has chain {row.chain}, which does not follow on {previous}, the chain of entry {position - 1} "
             "that this client read: the log was rewritten; start this service anew"
         )
-    return Entry(position, source, epoch, derived, cause, at, digest, event)
+    return row
+
+
+def entry_of(run: str, item: Reply, previous: str | None = None) -> Entry:
+    """The entry in an item. Raises as `row_of` does, and CodecError when its event cannot be read."""
+    row = row_of(run, item, previous)
+    try:
+        return row.entry()
+    except CodecError as error:
+        raise CodecError(f"run {run}: {error}") from error
 
 
 def draft_arguments(draft: Draft, body: bytes, inbox: int) -> Sequence[Argument]:

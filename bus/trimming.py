@@ -1,19 +1,25 @@
 """What the janitor of a run's log works with: how far each consumer has durably got, and forgetting what nobody needs any more.
 
-consumer ─▶ report(consumer, position) ─▶ positions ─▶ janitor: lowest position of the essential ones ─▶ trim(position)
+consumer ─▶ Progress.tell(position) ─▶ positions ─▶ janitor: lowest position of the essential ones ─▶ Trimming.trim(position)
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import cast
 
 from bus.connection import PATIENCE_S, Argument, Connection, Reply, Script, persist
-from bus.errors import LogChanged, LogMissing
+from bus.errors import LogChanged, LogMissing, LogUnavailable, ServerError
 from bus.keys import Keys
 
+logger = logging.getLogger(__name__)
+
 TRIM = Script.load("trim.lua")
+REPORT = Script.load("report.lua")
 STEP_ENTRIES = 10_000
 """Most entries forgotten in one call; the server answers nobody else meanwhile."""
+TELL_EVERY_S = 1.0
 
 
 class Trimming:
@@ -30,7 +36,7 @@ class Trimming:
 
     def report(self, consumer: str, position: int) -> None:
         """Says that `consumer` needs no entry up to and including `position`, even if it starts anew."""
-        self._call("HSET", self._keys.positions, consumer, position)
+        persist(lambda: self._connection.run(REPORT, [self._keys.positions], [consumer, position]), self._patience_s)
 
     def positions(self) -> dict[str, int]:
         """Consumer -> the position it reported last."""
@@ -64,3 +70,42 @@ class Trimming:
 
     def _call(self, *arguments: str | int) -> Reply:
         return persist(lambda: self._connection.call(*arguments), self._patience_s)
+
+
+class Progress:
+    """Tells how far one consumer has durably got, about once a second. Not thread-safe.
+
+    One try each time: who cannot tell it now works on, and tells it later.
+    """
+
+    def __init__(self, url: str, run: str, consumer: str) -> None:
+        self._key = Keys(run).positions
+        self._consumer = consumer
+        self._connection = Connection(url)
+        self._told = 0
+        self._tell_at = 0.0
+        self._may_tell = True
+
+    def tell(self, position: int) -> None:
+        """`consumer` needs no entry up to and including `position`, even if it starts anew. Told if that is news and it is time."""
+        if position != self._told and time.monotonic() >= self._tell_at:
+            self._tell(position)
+
+    def close(self, position: int) -> None:
+        """Tells the last position at once."""
+        if position != self._told:
+            self._tell(position)
+        self._connection.close()
+
+    def _tell(self, position: int) -> None:
+        self._tell_at = time.monotonic() + TELL_EVERY_S
+        if not self._may_tell:
+            return
+        try:
+            self._connection.run(REPORT, [self._key], [self._consumer, position])
+            self._told = position
+        except LogUnavailable:
+            return  # whoever appends or reads says so
+        except ServerError as error:
+            logger.warning("%s cannot tell how far it is, so the log is not trimmed behind it: error=%s", self._consumer, error)
+            self._may_tell = False

@@ -36,6 +36,8 @@ class Deadlines(Frozen):
     """act: a replica with requests in flight finishes one, else it is killed."""
     no_replica_s: float = Field(default=300.0, gt=0)
     """act: with no replica at all, one comes back, else the run ends."""
+    archiver_s: float = Field(default=300.0, gt=0)
+    """act: an archiver that was lost is back, else the run ends: nobody else records it and frees the server's memory."""
     service_s: float = Field(default=300.0, gt=0)
     """report: trainer and rollouter answer a request (yield, reload, cut, open)."""
     stall_s: float = Field(default=300.0, gt=0)
@@ -185,6 +187,8 @@ class _Pause(Event):
     """memory: what the run takes on the server."""
     budget_bytes: int = 0
     """memory: what it may take."""
+    detail: str = ""
+    """memory: what keeps the server from forgetting, if that is known."""
 
     def emitted_by(self) -> tuple[Role, ...] | None:
         return ("janitor",) if self.reason == "memory" else ("rollouter",)

@@ -18,7 +18,7 @@ class LossyProxy:
         path = folder / "proxy.sock"
         self.url = f"unix://{quote(str(path))}"
         self.answers_lost = 0
-        self._to_lose = 0
+        self._to_lose = self._to_cut = 0
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -41,6 +41,10 @@ class LossyProxy:
         """The next `count` answers of the server are dropped together with their connections; their commands are carried out."""
         self._to_lose = count
 
+    def cut_answers(self, count: int) -> None:
+        """Of the next `count` answers of the server only the first half arrives."""
+        self._to_cut = count
+
     def _accept(self) -> None:
         while True:
             try:
@@ -61,6 +65,11 @@ class LossyProxy:
                 if is_answer and self._to_lose > 0:
                     self._to_lose -= 1
                     self.answers_lost += 1
+                    break
+                if is_answer and self._to_cut > 0:
+                    self._to_cut -= 1
+                    self.answers_lost += 1
+                    target.sendall(data[: len(data) // 2])
                     break
                 target.sendall(data)
         except OSError:

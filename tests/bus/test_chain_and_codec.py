@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import types
-import typing
 from collections.abc import Iterator
 from hashlib import sha1
 from pathlib import Path
-from typing import TypeVar
 
 import msgpack
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from bus import chain, codec
@@ -21,10 +18,10 @@ from bus.codec import MAX_BYTES, decode, encode
 from bus.entry import Draft, Entry
 from bus.errors import CodecError, EntryTooLarge
 from bus.events import KINDS, BlobRef, GenerationFinished, ServiceStarted, StepDone, WaitSamples
+from tests.bus.examples import example_of
 from tests.bus.factories import fact, plan, wait_samples
 
 ROOT = Path(__file__).parents[2]
-Model = TypeVar("Model", bound=BaseModel)
 OWN = ("bus", "services", "policies", "replay", "benchmarks", "tests")
 
 LINK: dict[str, object] = {
@@ -53,31 +50,6 @@ def test_the_chain_is_the_digest_that_the_append_script_computes() -> None:
 )  # fmt: skip
 def test_a_change_of_any_field_changes_the_chain(field: str, value: object) -> None:
     assert link(**{field: value}) != link()
-
-
-def example(annotation: object) -> object:
-    """Some value of a field's type, with nothing left out."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return example_of(annotation)
-    if annotation in SIMPLE:
-        return SIMPLE[annotation]
-    if origin is typing.Literal:
-        return arguments[-1]
-    if origin in (typing.Union, types.UnionType):
-        return example(arguments[0])
-    if origin is dict:
-        return {f"{example(arguments[0])} µ": example(arguments[1])}
-    if origin is tuple:
-        return tuple(example(argument) for argument in arguments if argument is not Ellipsis) * (2 if Ellipsis in arguments else 1)
-    raise AssertionError(f"no example for a field of type {annotation}: add one")
-
-
-SIMPLE: dict[object, object] = {str: "täxt\x00", int: 2**53 + 1, float: 0.1 + 0.2, bool: True, bytes: b"\xff", type(None): None}
-
-
-def example_of(model: type[Model]) -> Model:
-    return model.model_validate({name: example(field.annotation) for name, field in model.model_fields.items()})
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

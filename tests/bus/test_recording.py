@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from bus import chain
@@ -294,3 +295,45 @@ with Recording.open(Path(".")) as recording:
 def test_a_row_is_the_entry_it_stores() -> None:
     for entry in log_of(3).entries:
         assert Row.of(entry).entry() == entry
+
+
+def test_a_recording_goes_on_in_the_log_that_was_made_from_it_and_keeps_the_names_of_the_former_ones(tmp_path: Path) -> None:
+    store = log_of(3)
+    with Recorder.open(tmp_path, "r", store.log_id) as recorder:
+        recorder.append(store.entries[:3])
+        for log_id in ("second", "second", "third"):
+            recorder.adopt(log_id)
+        recorder.append(store.entries[3:])
+    with Recording.open(tmp_path) as recording:
+        assert recording.log_ids() == (store.log_id, "second", "third")
+        assert recording.log_id == "third"
+        assert list(recording.entries()) == store.entries
+    with pytest.raises(LogChanged, match="records log third"):
+        Recorder.open(tmp_path, "r", "second")
+
+
+def test_a_recording_that_was_begun_without_snapshots_gets_their_table(tmp_path: Path) -> None:
+    store = log_of(3)
+    record(tmp_path, store)
+    change(tmp_path, "DROP TABLE snapshots")
+    change(tmp_path, "DROP INDEX entries_by_kind")
+    record(tmp_path, store)
+    change(tmp_path, "INSERT INTO snapshots(source, code, position, state) VALUES ('trainer', 'abc', 3, x'00')")
+    connection = sqlite3.connect(tmp_path / FILE_NAME)
+    assert connection.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND name = 'entries_by_kind'").fetchone() is not None
+    connection.close()
+
+
+def test_entries_are_stored_as_they_stand_in_the_log_whoever_wrote_them(tmp_path: Path) -> None:
+    """A body of an older schema, or with a field less, is another body than this version would write: its bytes are kept."""
+    swapped = msgpack.packb({"have": 2, "need": 8, "step": 1})
+    store = log_of(0)
+    rows = [Row.of(entry) for entry in store.entries]
+    odd = Row(3, "WaitSamples", 1, "trainer", 1, 0, 0, 1, "", swapped)
+    rows.append(odd._replace(chain=odd.link(rows[-1].chain)))
+    with Recorder.open(tmp_path, store.run, store.log_id) as recorder:
+        recorder.check(rows)
+        recorder.append_rows(rows)
+    assert rows[-1] != Row.of(rows[-1].entry())
+    with Recording.open(tmp_path) as recording:
+        assert list(recording.rows()) == rows

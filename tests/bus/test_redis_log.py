@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +13,7 @@ import pytest
 from bus.alive import Alive, living_epochs
 from bus.blobs import blob_digest
 from bus.connection import Argument, Connection
-from bus.entry import Entry, Producer
+from bus.entry import Producer
 from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerFull
 from bus.events import RunPlanned
 from bus.keys import Keys, check_run_id
@@ -25,8 +24,8 @@ from bus.server import EmbeddedServer
 from bus.trimming import Trimming
 from tests.bus.factories import fact, generation, plan, started, steps
 from tests.bus.proxy import LossyProxy
+from tests.bus.watching import blocked_client, client_ids, in_thread, positions
 from tests.bus.worlds import RedisWorld
-from tests.conftest import debian_binary, wheel_binary
 
 OPERATOR = Producer("operator", 0)
 LONG_BLOCK_MS = 60_000
@@ -39,47 +38,6 @@ def world(server_url: str, run: str) -> Iterator[RedisWorld]:
     redis_world.close()
 
 
-@pytest.fixture(params=[debian_binary, wheel_binary], ids=["redis", "valkey"])
-def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server that the test may stop."""
-    find: Callable[[], Path] = request.param
-    with EmbeddedServer(tmp_path / "server", find()) as server:
-        yield server
-
-
-def in_thread(action: Callable[[], Sequence[Entry]]) -> tuple[threading.Thread, list[Entry | Exception]]:
-    """Runs `action` in a thread; its entries, or its error, are in the list when the thread has ended."""
-    outcome: list[Entry | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.extend(action())
-        except (LogChanged, LogUnavailable) as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, outcome
-
-
-def clients(server: Connection) -> list[dict[bytes, bytes]]:
-    """What the server knows of its clients."""
-    lines = cast(bytes, server.call("CLIENT", "LIST")).splitlines()
-    return [dict(word.partition(b"=")[::2] for word in line.split()) for line in lines]
-
-
-def client_ids(server: Connection) -> list[bytes]:
-    return [client[b"id"] for client in clients(server)]
-
-
-def blocked_client(server: Connection) -> bytes:
-    """Id of the one client that waits in XREAD, as soon as there is one."""
-    while True:
-        for client in clients(server):
-            if client[b"cmd"] == b"xread" and b"b" in client[b"flags"]:
-                return client[b"id"]
-
-
 def restore(backup: Path, folder: Path) -> None:
     """A stopped server's files are exchanged for older ones."""
     shutil.rmtree(folder)
@@ -89,10 +47,6 @@ def restore(backup: Path, folder: Path) -> None:
 def script_arguments(mode: str, log_id: str, source: str = "operator", client: str = "c", body: bytes = b"\x80") -> list[Argument]:
     """An append of one entry by hand; bodies may have 100 bytes."""
     return [mode, log_id, 0, source, 0, client, 1, 100, 0, 1, "StepDone", 1, 0, 0, 1, 0, body]
-
-
-def positions(entries: Sequence[Entry | Exception]) -> list[int]:
-    return [entry.position for entry in entries if isinstance(entry, Entry)]
 
 
 def test_a_run_is_created_once(world: RedisWorld) -> None:
