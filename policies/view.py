@@ -29,6 +29,7 @@ from bus.events import (
     TrainGranted,
     WaitSamples,
 )
+from bus.requests import ANSWERING
 from policies.swings import NANOSECONDS, RECENT, Swings
 
 RECENT_SAMPLES = 64
@@ -129,6 +130,8 @@ class ScheduleView:
         if self._cycle_over and not self.is_open:
             self._begin_cycle()
         event = entry.event
+        if type(event) in ANSWERING:
+            return
         steps_done = self.books.steps_done
         was_ready = len(self.books.ready)
         self.books.apply(event)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from bus.alive import Alive
 from bus.errors import ConfigError, GapError
 from bus.events import RunPlanned, ServiceStarted
+from bus.history import History
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from services.config import SCRIPTED, RunConfig
+from services.local_settings import with_local_settings
 from services.plan import config_of, engine_config
 
 if TYPE_CHECKING:
@@ -72,6 +74,16 @@ class ServiceContext:
         return self.plan.devices.get(self.source, "")
 
     @property
+    def cores(self) -> str:
+        """The device that its process is bound to; empty: none, also where the planned ones are not there."""
+        return "" if self.config.devices == "unpinned" else self.device
+
+    @property
+    def weights_folder(self) -> Path:
+        """Where published weights lie that are not in shared memory."""
+        return self.config.weights.folder or self.folder / "weights"
+
+    @property
     def model_folder(self) -> Path:
         """The Hugging Face folder of the initial model."""
         return Path(self.config.model.path)
@@ -83,6 +95,10 @@ class ServiceContext:
     def open_log(self) -> RedisLog:
         """A further client of the log. Raises LogMissing, ServerError."""
         return RedisLog.open(self.url, self.run)
+
+    def open_history(self) -> History:
+        """A further reader of the log, from its first entry on, wherever that is by now. Raises LogMissing, ServerError."""
+        return History.open(self.url, self.run, self.folder)
 
     def open_blobs(self) -> RedisBlobs:
         """A further client of the payloads."""
@@ -131,13 +147,16 @@ def end_at_once() -> None:
     os._exit(LAPSED)
 
 
-def read_plan(url: str, run: str) -> RunPlanned:
-    """The plan of a run, from its log. Raises LogMissing, ServerError, ConfigError."""
-    with RedisLog.open(url, run) as log:
+def read_plan(url: str, run: str, folder: Path) -> RunPlanned:
+    """The plan of a run, from its log; `folder`: where its recording is, if it is on this machine.
+
+    Raises LogMissing, ServerError, ConfigError.
+    """
+    with History.open(url, run, folder) as history:
         try:
-            first = log.read(0, 1)
+            first = history.read(0, 1)
         except GapError as error:
-            raise ConfigError(f"run {run}: the log's beginning was trimmed; read it from the recording: {error}") from error
+            raise ConfigError(f"the plan of run {run} cannot be read: {error}") from error
     event = first[0].event if first else None
     if not isinstance(event, RunPlanned):
         raise ConfigError(f"run {run}: the log does not begin with a plan, but with {event!r}: it was not made by swingshift")
@@ -153,4 +172,5 @@ def make_context(
         raise ConfigError(f"run {plan.run} has no replica {name or 'without a name'!r}: name one of {', '.join(known)} with --name")
     if service != REPLICA and name:
         raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
-    return ServiceContext(url, plan.run, service, name, plan, config_of(plan), folder.absolute(), code, supervised, in_process)
+    config = with_local_settings(config_of(plan), folder)
+    return ServiceContext(url, plan.run, service, name, plan, config, folder.absolute(), code, supervised, in_process)

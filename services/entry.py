@@ -22,15 +22,14 @@ from bus.errors import ConfigError, Fenced, SwingshiftError
 from services.code import service_code
 from services.config import SCRIPTED
 from services.context import ServiceContext, make_context, read_plan
-from services.devices import CUDA, cores_of, is_cuda
+from services.devices import cores_of, is_cuda
+from services.learner.environment import set_threads
 from services.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
 SERVICES = ("trainer", "rollouter", "replica", "controller", "policy", "archiver")
 ENDED, FAILED, MISTAKEN, FENCED = 0, 1, 2, 3
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Read once, when the libraries are loaded."""
 HEAVY = {"trainer": "services.learner.hf", "replica": "services.engines.embedded"}
 """What a service with a model will load: on all cores, before it is pinned, for that takes seconds."""
 
@@ -62,9 +61,10 @@ def context_for(
     """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
     if service not in SERVICES:
         raise ConfigError(f"there is no service {service!r}: name one of {', '.join(SERVICES)}")
-    plan = read_plan(url, run)
+    folder = folder or Path("runs") / run
+    plan = read_plan(url, run, folder)
     code = code_of(service, plan.policy)
-    context = make_context(url, plan, service, name or "", folder or Path("runs") / run, code, supervised=supervised, in_process=in_process)
+    context = make_context(url, plan, service, name or "", folder, code, supervised=supervised, in_process=in_process)
     context.folder.mkdir(parents=True, exist_ok=True)
     return context
 
@@ -79,14 +79,6 @@ def policy_module(name: str) -> str:
     from policies.registry import create
 
     return type(create(name, {})).__module__
-
-
-def set_threads(device: str) -> None:
-    """What libraries read when they are loaded: how many threads to have, which GPUs there are."""
-    if is_cuda(device):
-        os.environ["CUDA_VISIBLE_DEVICES"] = device.replace(CUDA, "")
-    else:
-        os.environ.update(dict.fromkeys(THREADS, str(max(1, len(cores_of(device))))))
 
 
 def pin(device: str) -> None:
@@ -111,7 +103,7 @@ def run_main(context: ServiceContext) -> int:
         if context.service in HEAVY and context.config.model.path != SCRIPTED:
             importlib.import_module(HEAVY[context.service])
         if not context.in_process:
-            pin(context.device)
+            pin(context.cores)
             _end_on_signals()
         device = context.device or "any"
         logger.info("service starts: service=%s run=%s pid=%d device=%s code=%s", source, context.run, os.getpid(), device, context.code)

@@ -1,4 +1,4 @@
-"""Names of a run's payloads, each with its writer and its last reader, who removes it."""
+"""Names of a run's payloads, each with its writer and its last reader. The janitor removes them (services/archiver/payload_lives.py)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bus.events import GenerationRequested
 
 
 def prompt_blob(sample: int) -> str:
-    """Prompt tokens; rollouter -> replicas. Removed by the rollouter when the sample is ready or dropped."""
+    """Prompt tokens; rollouter -> replicas. Needed until the sample is ready or dropped and no replica works on it."""
     return f"prompt:{sample}"
 
 
 def eval_prompt_blob(version: int, prompt: int) -> str:
-    """Tokens of a validation prompt; rollouter -> replicas. Removed by the rollouter when the version's evaluation is done."""
+    """Tokens of a validation prompt; rollouter -> replicas. Needed until the version's evaluation is done."""
     return f"prompt:eval-{version}-{prompt}"
 
 
@@ -24,10 +24,10 @@ def requested_prompt_blob(request: GenerationRequested) -> str:
 
 
 def answer_blob(request: str, attempt: int) -> str:
-    """An answer as far as this attempt got; replica -> rollouter, next replica. Removed by the rollouter with the prompt."""
+    """An answer as far as this attempt got; replica -> rollouter, next replica. Needed as long as its prompt."""
     return f"answer:{request}.{attempt}"
 
 
 def sample_blob(sample: int) -> str:
-    """A ready sample; rollouter -> trainer, archiver. Removed by the trainer when no redo can need it any more."""
+    """A ready sample; rollouter -> trainer, archiver. Needed until it is dropped, or no redo can need it any more."""
     return f"sample:{sample}"

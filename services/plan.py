@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-from importlib import metadata
 
 from bus.errors import ConfigError
 from bus.events import RunPlanned, Value
@@ -19,10 +17,9 @@ from services.data.planning import DataPlan, plan_data, with_absolute_paths
 from services.devices import Machine, assign_devices, check_memory, is_cuda, this_machine
 from services.engines.config import EngineConfig
 from services.learner.config import LearnerConfig
+from services.learner.environment import environment
 from services.monitor.trackers import check_trackers
 
-MICRO_BATCH_RULE = "tokens-1"
-"""Which rule of `services.learner.micro_batches` split the batches; changes with it."""
 OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len")
 """Settings of the engine that are worked out here."""
 
@@ -78,7 +75,7 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
         policy_params=config.policy.params,
         devices=config.devices,
         config=json.dumps(config.resolved(), sort_keys=True),
-        environment=environment(config) | data.environment,
+        environment=environment(config.actor) | data.environment,
     )
     _check_evaluation(plan, config.evaluation.temperature)
     engine_config(config, plan)  # raises for settings that no replica could start with
@@ -135,21 +132,6 @@ def engine_config(config: RunConfig, plan: RunPlanned) -> EngineConfig:
         return EngineConfig.model_validate(kwargs | own)
     except ValueError as error:
         raise ConfigError(f"rollout.engine_kwargs: {error}") from error
-
-
-def environment(config: RunConfig) -> dict[str, Value]:
-    """What the bits of a run depend on besides its seeds and settings; looked up without importing it."""
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "torch": metadata.version("torch"),
-        "transformers": metadata.version("transformers"),
-        "backend": config.actor.device,
-        "threads": config.actor.num_threads,
-        "layout": config.actor.layout,
-        "attention": config.actor.attention,
-        "micro_batch_rule": MICRO_BATCH_RULE,
-    }
 
 
 def _check(config: RunConfig) -> None:

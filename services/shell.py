@@ -16,14 +16,19 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 from bus.core import Core
 from bus.entry import Draft, Entry
+from bus.errors import GapError
 from bus.events import DeadlineMissed, Event, PolicyAttached, RunEnded, ServiceStarted, ServiceStopped
-from bus.host import Host, rebuild
+from bus.history import History
+from bus.host import Host, rebuild_in_order
+from bus.snapshot_table import core_code
+from bus.trimming import Progress
 from services.context import ServiceContext
+from services.snapshots import Snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +38,8 @@ GATHER_S = 0.004
 """How long a reader lets entries gather after it has got some."""
 MAILBOX_SIZE = 256
 """Batches of entries and outcomes that may wait; a reader that is ahead blocks."""
+SAY_EVERY_S = 5.0
+"""How often a long recovery says how far it is."""
 
 Facts = Sequence[tuple[Event, int]]
 """Outcomes, each with the position of the entry that led to it (0: the newest decision it follows from)."""
@@ -46,14 +53,17 @@ class Terminated(Exception):
 class Performer(Protocol):
     """Performs what a core lists as outstanding. Called from the shell's main thread; posts outcomes from wherever it likes."""
 
-    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
-        """The core's state is rebuilt from `entries`; `shell.post` may be used from here on."""
+    def recovered(self, shell: Shell) -> None:
+        """The core's state is rebuilt: what there is to know of the past is in it. `shell.post` may be used from here on."""
 
     def prepare(self, events: Sequence[Event]) -> None:
         """These decisions are about to be appended: write what they name."""
 
     def look(self, entries: Sequence[Entry]) -> None:
         """The core has taken these (none: it has just recovered): begin what is outstanding and not begun yet."""
+
+    def durable(self, position: int) -> int:
+        """Of the entries up to `position`, which the core has taken: up to where none is needed any more, even by a successor."""
 
     def close(self) -> None:
         """End threads and processes."""
@@ -62,11 +72,14 @@ class Performer(Protocol):
 class Idle:
     """The performer of a service that only decides."""
 
-    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None: ...
+    def recovered(self, shell: Shell) -> None: ...
 
     def prepare(self, events: Sequence[Event]) -> None: ...
 
     def look(self, entries: Sequence[Entry]) -> None: ...
+
+    def durable(self, position: int) -> int:
+        return position
 
     def close(self) -> None: ...
 
@@ -87,6 +100,8 @@ class Shell:
         self._armed: dict[str, tuple[float, float]] = {}
         """Deadline -> (when it passes on the monotonic clock, its seconds)."""
         self._host: Host | None = None
+        self._progress = Progress(context.url, context.run, core.source)
+        self._snapshots = Snapshots(context, core.source, core_code(context.code, attached))
         self.position = 0
 
     @property
@@ -120,41 +135,66 @@ class Shell:
             finally:
                 self._ending.set()
                 self._performer.close()
+                self._snapshots.close()
             self._stop(reason)
 
     def _recover(self, own_start: int) -> None:
         """Rebuilds the state from the log up to this incarnation's start, then decides with that as cause."""
         began = time.monotonic()
-        log, entries = self.context.open_log(), list[Entry]()
-        while len(entries) < own_start:
-            entries += log.read(len(entries), min(READ_LIMIT, own_start - len(entries)))
-        self.position = rebuild(self.core, entries)
-        for entry in entries:
-            self._ended = self._ended or isinstance(entry.event, RunEnded)
-            if entry.derived and entry.source == self.core.source:
-                self.host.decided_at[entry.event.kind] = entry.position
+        with self.context.open_history() as history, self.context.open_history() as ahead:
+            after = self._restore(history, own_start)
+            entries = self._passing(history.entries(after, own_start), own_start)
+            decisions = self._noting(ahead.decisions(self.core.source, after, own_start))
+            self.position = rebuild_in_order(self.core, entries, decisions, after)
+        if self.position != own_start:
+            raise GapError(f"the log was read up to {self.position}, this incarnation started at {own_start}: entries are missing")
         logger.info("recovered: position=%d seconds=%.3f epoch=%d", self.position, time.monotonic() - began, self.host.producer.epoch)
-        self._performer.recovered(self, entries)
+        self._snapshots.begin(self.host.producer.epoch, after)
+        self._performer.recovered(self)
         self.host.decide(self.position)
         self._performer.look(())
 
+    def _restore(self, history: History, own_start: int) -> int:
+        """Position of the snapshot that the core goes on from; 0: there is none."""
+        snapshot = self._snapshots.restore(self.core, history, own_start)
+        if snapshot is None:
+            return 0
+        self.host.decided_at.update(snapshot.decided_at or {})
+        return snapshot.position
+
+    def _passing(self, entries: Iterable[Entry], last: int) -> Iterator[Entry]:
+        """Says how far it is, once in a while."""
+        say_at = time.monotonic() + SAY_EVERY_S
+        for entry in entries:
+            self._ended = self._ended or isinstance(entry.event, RunEnded)
+            if time.monotonic() >= say_at:
+                logger.info("recovering: position=%d of=%d", entry.position, last)
+                say_at = time.monotonic() + SAY_EVERY_S
+            yield entry
+
+    def _noting(self, decisions: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in decisions:
+            self.host.decided_at[entry.event.kind] = entry.position
+            yield entry
+
     def _read(self) -> None:
         try:
-            log = self.context.open_log()
             position = self.position
-            while not self._ending.is_set():
-                entries = log.read(position, READ_LIMIT, BLOCK_MS)
-                if entries:
-                    position = entries[-1].position
-                    self._mailbox.put(entries)
-                    # Under load a few entries at a time come at once: a wake-up each would cost more than what they say.
-                    time.sleep(GATHER_S)
+            with self.context.open_history() as history:
+                while not self._ending.is_set():
+                    entries = history.read(position, READ_LIMIT, BLOCK_MS)
+                    if entries:
+                        position = entries[-1].position
+                        self._mailbox.put(entries)
+                        # Under load a few entries at a time come at once: a wake-up each would cost more than what they say.
+                        time.sleep(GATHER_S)
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.fail(error)
 
     def _serve(self) -> None:
         while not self._ended:
             self._watch_deadlines()
+            self._progress.tell(self._performer.durable(self.position))
             try:
                 mail = self._mailbox.get(timeout=self._patience())
             except queue.Empty:
@@ -168,6 +208,7 @@ class Shell:
             self.host.append_facts(mail[1])
             return
         self.host.take(mail)
+        self._snapshots.look(self.core, mail, self.host.decided_at)
         self.position = mail[-1].position
         self._ended = self._ended or any(isinstance(entry.event, RunEnded) for entry in mail)
         self._performer.look(mail)
@@ -194,3 +235,4 @@ class Shell:
             mail = self._mailbox.get()
             facts += mail[1] if isinstance(mail, tuple) else []
         self.host.append_facts([*facts, (ServiceStopped(reason=reason), self.position)])
+        self._progress.close(self._performer.durable(self.position))

@@ -17,8 +17,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +26,7 @@ from bus.disk import room
 from bus.errors import WeightsError
 from services.learner.digests import weights_digest
 from services.learner.durable import flush
+from services.places import published_file
 
 Transport = Literal["shm", "file"]
 
@@ -101,9 +100,10 @@ class WeightStore:
     def retire(self, keep: Collection[str]) -> list[str]:
         """Removes every publication of the run whose uri is not in `keep`, also those of earlier incarnations, and returns their uris.
 
-        The newest that this store published stays in any case.
+        The newest that this store published stays in any case. By name, which no two publications of a run share: the run may have moved.
         """
-        retired = [path for path in self._files(_PATTERN) if path.as_uri() != self._newest and path.as_uri() not in keep]
+        kept = {published_file(uri).name for uri in keep} | ({published_file(self._newest).name} if self._newest is not None else set())
+        retired = [path for path in self._files(_PATTERN) if path.name not in kept]
         for path in [*retired, *self._files(_PATTERN + _PARTIAL)]:
             path.unlink(missing_ok=True)
         return [path.as_uri() for path in retired]
@@ -145,12 +145,12 @@ class WeightStore:
         return [path for folder in self._folders() for path in sorted(folder.glob(pattern))]
 
 
-def load_weights(uri: str, digest: str) -> dict[str, torch.Tensor]:
-    """The tensors of a publication, on the CPU. Raises WeightsError when they are gone, torn, or not those of the digest."""
-    parts = urlsplit(uri)
-    if parts.scheme != "file" or parts.netloc:
-        raise WeightsError(f"weights uri {uri!r} is not of the form file:///path: this version reads no other transport")
-    path = Path(url2pathname(parts.path))
+def load_weights(uri: str, digest: str, folder: Path | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a publication, on the CPU. Raises WeightsError when they are gone, torn, or not those of the digest.
+
+    `folder`: where they may lie, too, under the same name: a run that was moved, or went on without its shared memory, has them there.
+    """
+    path = published_file(uri, folder)
     try:
         tensors = load_file(path)
     except FileNotFoundError as error:
@@ -160,6 +160,19 @@ def load_weights(uri: str, digest: str) -> dict[str, torch.Tensor]:
     if (found := weights_digest(tensors)) != digest:
         raise WeightsError(f"weights {uri} have digest {found}, the notice says {digest}: they are not the ones published")
     return tensors
+
+
+def put_back(uri: str, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Writes a publication's weights into `folder`, where `load_weights` finds them. Raises WeightsError when they cannot be written."""
+    path = folder.absolute() / published_file(uri).name
+    partial = path.with_name(path.name + _PARTIAL)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, partial)
+        _finish(partial, path, durable=True)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise WeightsError(f"weights cannot be written to {path}: {error}; {room(path)}") from error
 
 
 def _finish(partial: Path, path: Path, *, durable: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 from bus.server import EmbeddedServer
+from tests.bus.idle import IdleReads
+from tests.bus.servers import running
 
 # The same examples on every run and no time limit for one of them: a failure must be the code's, not the seed's or a busy machine's.
 settings.register_profile("reproducible", derandomize=True, deadline=None, database=None)
@@ -55,6 +58,42 @@ def server_url(request: pytest.FixtureRequest) -> str:
     """URL of each of the two servers in turn."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture(params=[debian_binary, wheel_binary], ids=["redis", "valkey"])
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server that the test may stop."""
+    find: Callable[[], Path] = request.param
+    with EmbeddedServer(tmp_path / "server", find()) as server:
+        yield server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for a minute of silence, which begins with the session, comes last."""
+    items.sort(key=waits_long)
+
+
+def waits_long(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "long_idle" in item.fixturenames
+
+
+@pytest.fixture(scope="session", autouse=True)
+def idle_from_the_beginning(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, IdleReads]]:
+    """Readers on servers of their own that wait while the other tests run; none when no test asks for them."""
+    binaries = {"redis": debian_binary, "valkey": wheel_binary} if any(map(waits_long, request.session.items)) else {}
+    with ExitStack() as stack:
+        reads: dict[str, IdleReads] = {}
+        for kind, binary in binaries.items():
+            # Whoever says nothing for five seconds, and does not wait in a command, is disconnected.
+            port = stack.enter_context(running(binary(), tmp_path_factory.mktemp("idle"), "--port", "PORT", "--timeout", "5"))
+            reads[kind] = stack.enter_context(IdleReads(f"redis://127.0.0.1:{port}"))
+        yield reads
+
+
+@pytest.fixture
+def long_idle(idle_from_the_beginning: dict[str, IdleReads]) -> dict[str, IdleReads]:
+    """Readers that have waited since the session began, by the kind of their server."""
+    return idle_from_the_beginning
 
 
 @pytest.fixture

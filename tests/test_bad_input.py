@@ -6,11 +6,10 @@ Settings: tests/services/test_config.py, tests/services/test_plan.py. Data, rewa
 
 from __future__ import annotations
 
-import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from services.learner.checkpoint import write_checkpoint
 from services.plan import plan_run
 from services.weights import WeightStore
 from tests.bus.factories import plan, steps
+from tests.disks import SmallDisk, largest_file
 from tests.serving import COMMAND, PATIENCE_S, QUIET, SCRIPTED, swingshift, write_config
 
 MIB = 1 << 20
@@ -160,36 +160,6 @@ def test_an_entry_that_cannot_be_read_is_named_by_commands_and_services(
 # --- disks ------------------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """No file can grow over `size`: what a full disk does, wherever the tests run."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-class SmallDisk:
-    """A disk in memory."""
-
-    def __init__(self, path: Path, size: str) -> None:
-        self.path = path
-        path.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
-
-    def enlarge(self, size: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.path)], check=True)
-
-    def close(self) -> None:
-        subprocess.run(["umount", str(self.path)], check=True)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A disk of 600 KiB, where one may be mounted."""
@@ -265,16 +235,25 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-def test_a_run_whose_recording_cannot_be_written_ends_by_rule_and_its_log_is_whole(tmp_path: Path, redis_url: str, run: str) -> None:
+def test_a_run_whose_recording_cannot_be_written_stands_still_within_its_memory_says_why_and_its_log_is_whole(
+    tmp_path: Path, redis_url: str, run: str
+) -> None:
     config = tmp_path / "long.yaml"
-    config.write_text(f"{LONG}folder: {tmp_path / 'runs'}\n")
-    limited = [sys.executable, "-c", RUN_WITH_A_LIMIT, "200000", *COMMAND[1:], "run", str(config), "--run", run, "--redis", redis_url]
-    done = subprocess.run(limited, capture_output=True, text=True, env=QUIET, timeout=PATIENCE_S, check=False)
-    text = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == 1, text
-    assert f"run {run} ended: service_lost: archiver: exit code 1: " in text
-    assert f"cannot be written to {tmp_path / 'runs' / run / 'events.sqlite'}: disk I/O error; " in text
-    complete_and_verify(tmp_path / "runs", run, redis_url)
+    config.write_text(f"{LONG}folder: {tmp_path / 'runs'}\nredis: {{memory_budget: 1MB}}\n".replace("max_restarts: 2", "grace_s: 1"))
+    command = [sys.executable, "-c", RUN_WITH_A_LIMIT, "200000", *COMMAND[1:], "run", str(config), "--run", run, "--redis", redis_url, "--no-verify"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=QUIET) as process:
+        assert process.stdout is not None
+        paused = next(line for line in process.stdout if "generation pauses: memory" in line)
+        process.send_signal(signal.SIGINT)
+        text = " ".join(process.communicate(timeout=PATIENCE_S)[0].split())
+    assert f"cannot be written to {tmp_path / 'runs' / run}" in paused
+    reason = text.partition(f"run {run} ended: ")[2].partition(":")[0]
+    assert reason in ("stopped", "memory"), text  # the latter when much came between the pause and the interrupt
+    assert f"make room, then `swingshift run --resume {tmp_path / 'runs' / run}` records it" in text
+    assert process.returncode == 1, text
+    assert "the disk takes nothing, trying on: waited_s=0" in (tmp_path / "runs" / run / "logs" / "archiver.log").read_text()
+    assert f"run {run} has ended" in swingshift("run", "--resume", str(tmp_path / "runs" / run), "--redis", redis_url, status=2)
+    check_whole(tmp_path / "runs" / run, reason)
 
 
 def test_a_run_on_a_full_disk_ends_by_rule_and_can_be_recorded_to_its_end_once_there_is_room(
@@ -289,14 +268,19 @@ def test_a_run_on_a_full_disk_ends_by_rule_and_can_be_recorded_to_its_end_once_t
         in text
     )
     small_disk.enlarge("64m")
-    complete_and_verify(small_disk.path, run, redis_url)
+    complete_and_verify(small_disk.path, run, redis_url, "service_lost")
 
 
-def complete_and_verify(runs: Path, run: str, url: str) -> None:
+def complete_and_verify(runs: Path, run: str, url: str, reason: str) -> None:
     """An archiver that is started later records what is still on the server, and that is whole."""
     swingshift("serve", "archiver", "--run", run, "--redis", url, "--runs", str(runs))
-    assert "passed: the chain is whole" in swingshift("replay", "verify", str(runs / run))
-    with Recording.open(runs / run) as recording:
+    check_whole(runs / run, reason)
+
+
+def check_whole(folder: Path, reason: str) -> None:
+    """The recording in `folder` is that of a run that ended for `reason`, from its first entry to its last."""
+    assert "passed: the chain is whole" in swingshift("replay", "verify", str(folder))
+    with Recording.open(folder) as recording:
         events = [entry.event for entry in recording.entries()]
     assert isinstance(events[0], RunPlanned)
-    assert [event.reason for event in events if isinstance(event, RunEnded)] == ["service_lost"]
+    assert [event.reason for event in events if isinstance(event, RunEnded)] == [reason]

@@ -130,7 +130,9 @@ def test_users_have_the_rights_that_their_part_of_a_run_needs_and_no_more(tmp_pa
             "trainer": lambda: put(urls["trainer"], "answer:1"),
             "replica": lambda: put(urls["replica"], "sample:1"),
             "policy": lambda: put(urls["policy"], "prompt:1"),
-            "controller": lambda: Trimming(urls["controller"], "r", "any").report("trainer", 3),
+            "controller": lambda: put(urls["controller"], "prompt:1"),
+            "replica, trimming": lambda: Trimming(urls["replica"], "r", "any").report("trainer", 3),
+            "trainer, deleting": lambda: RedisBlobs(urls["trainer"], "r").delete(["sample:1"]),
         }
         for attempt in refused.values():
             with pytest.raises(ServerError, match=r"refuses a command: .*permission"):

@@ -79,8 +79,11 @@ class Brake:
             case _:
                 pass
 
-    def decide(self, used: int, budget: int, seconds: float) -> RolloutPaused | RolloutResumed | None:
-        """What is to be said when the run takes `used` of `budget` bytes at `seconds`; None: nothing."""
+    def decide(self, used: int, budget: int, seconds: float, up_to_date: bool = True) -> RolloutPaused | RolloutResumed | None:
+        """What is to be said when the run takes `used` of `budget` bytes at `seconds`; None: nothing.
+
+        `up_to_date`: every entry of the log was taken in. While a full disk holds entries back nobody can tell whether anything moves.
+        """
         if self._ended or self._over:
             return None
         paused = RolloutPaused(reason="memory", used_bytes=used, budget_bytes=budget)
@@ -91,7 +94,7 @@ class Brake:
             self._pause_at = self._marks.pause_at
         if not self._paused:
             return paused if used >= self._pause_at * budget else None
-        if is_low or self._is_still(seconds):
+        if is_low or (up_to_date and self._is_still(seconds)):
             return RolloutResumed(reason="memory", used_bytes=used, budget_bytes=budget)
         return None
 

@@ -42,21 +42,32 @@ def build_app(replay: Replay) -> typer.Typer:
 def _add_run(app: typer.Typer, replay: Replay) -> None:
     @app.command()
     def run(
-        config: ConfigFile,
+        config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Configuration, such as examples/demo.yaml.")] = None,
         settings: Settings = [],  # noqa: B006
         redis: Redis = None,
         run_id: Annotated[str | None, typer.Option("--run", metavar="ID", help="Id of the new run; unset: from name and time.")] = None,
+        resume: Annotated[str | None, typer.Option(metavar="RUN|DIR", help="Go on with a run that did not end, from its folder.")] = None,
+        from_step: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --resume: go back to step N, in a new run.")] = None,
+        runs: Runs = RUNS,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
         in_process: Annotated[bool, typer.Option("--in-process", help="All services as threads of this process, for a debugger.")] = False,
         verify: Annotated[bool, typer.Option(help="Verify the recording at the end.")] = True,
     ) -> None:
         """Run everything on this machine under one supervisor: trainer, rollouter, replicas, controller, policy, archiver."""
-        from services.cli.run import dry_run_command, run_command
+        from services.cli.run import dry_run_command, resume_command, run_command
 
-        if dry_run:
+        check = replay if verify else None
+        if (config is None) == (resume is None):
+            raise typer.BadParameter("name a configuration to begin a run, or a run to go on with (--resume RUN), and not both")
+        if from_step is not None and resume is None:
+            raise typer.BadParameter("--from-step goes back in a run: name it with --resume RUN")
+        if config is None:
+            assert resume is not None
+            resume_command(resume, runs, settings, redis, from_step, run_id, check, in_process=in_process)
+        elif dry_run:
             dry_run_command(config, settings, run_id)
         else:
-            run_command(config, settings, redis, run_id, replay if verify else None, in_process=in_process)
+            run_command(config, settings, redis, run_id, check, in_process=in_process)
 
     @app.command()
     def plan(
@@ -171,6 +182,18 @@ def _add_looks(app: typer.Typer) -> None:
         from services.cli.export import export_command
 
         export_command(run, redis, runs, version, to)
+
+    @app.command()
+    def record(
+        run: Named,
+        to: Annotated[Path, typer.Option("-o", "--to", metavar="DIR", help="Folder of the recording; one that was begun there goes on.")],
+        redis: Redis = None,
+        runs: Runs = RUNS,
+    ) -> None:
+        """Record a run by hand, besides its own archiver, until it has ended; Ctrl-C ends it before that, and nothing recorded is lost."""
+        from services.cli.record import record_command
+
+        record_command(run, redis, runs, to)
 
     @app.command()
     def stop(run: Named, redis: Redis = None, runs: Runs = RUNS) -> None:

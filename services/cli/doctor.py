@@ -54,7 +54,7 @@ def _examine_machine(console: Console, redis: str | None) -> list[str]:
 
 def _examine_run(console: Console, found: FoundRun) -> list[str]:
     with open_source(found) as source, console.status("reading the log"):
-        situation = situation_of(list(read_all(source, found.folder, source.last_position())))
+        situation = situation_of(list(read_all(source, source.last_position())))
     alive = None if situation.ended is not None else signs_of_life(found, list(situation.services))
     server = check_url(found.url, "the run's server") if found.url is not None and alive is not None else []
     now = time.time_ns()

@@ -11,9 +11,12 @@ import typer
 from bus.errors import ConfigError, LogMissing
 from bus.redis_log import RedisLog
 from bus.server import named_server
+from services.archiver.origin import record_origin
+from services.cli.byte_bar import ByteBar
 from services.cli.mistakes import mistakes_explained, show_advice
 from services.cli.screen import TerminalScreen
 from services.config_file import load_config
+from services.context import read_plan
 from services.launcher.run import plan_only
 
 
@@ -31,6 +34,8 @@ def plan_command(file: Path, settings: Sequence[str], redis: str | None, run_id:
             return
         show_advice(config)
         folder = plan_only(config, run_id, url, TerminalScreen())
+        with ByteBar("recording the initial model") as bar:
+            record_origin(read_plan(url, run_id, folder), folder, bar.show)
         typer.echo(f"run {run_id} is planned: start its services with `swingshift serve SERVICE --run {run_id}`; its folder is {folder}")
 
 

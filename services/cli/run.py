@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bus.errors import ConfigError
 from bus.events import RunPlanned
 from bus.server import named_server
 from services.cli.mistakes import FAILED, INTERRUPTED, mistakes_explained, show_advice
@@ -22,38 +23,78 @@ from services.devices import this_machine
 from services.launcher.folders import new_run_id
 from services.launcher.interrupts import StopNow
 from services.launcher.run import RunResult, run
+from services.local_settings import check_local
 from services.plan import config_of, plan_run
+
+Replay = Callable[[Sequence[str]], int]
 
 
 def run_command(
-    file: Path,
-    settings: Sequence[str],
-    redis: str | None,
-    run_id: str | None,
-    replay: Callable[[Sequence[str]], int] | None,
-    *,
-    in_process: bool,
+    file: Path, settings: Sequence[str], redis: str | None, run_id: str | None, replay: Replay | None, *, in_process: bool
 ) -> None:
     """Runs a whole run; exit status 0 when it ended in order and its recording was verified."""
-    from services.monitor.report import print_summary
     from services.monitor.summary import summarise
 
     with mistakes_explained():
         config = load_config(file, settings)
         show_advice(config)
-        run_id = run_id or _new_id(config, file)
-        try:
-            result = run(config, run_id, _server(config, redis), TerminalScreen(), summarise, in_process=in_process)
-        except StopNow:
-            typer.echo("interrupted before the run began", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        new_id = run_id or _new_id(config, file)
+        url = _server(config, redis)
+        result = _uninterrupted(lambda: run(config, new_id, url, TerminalScreen(), summarise, in_process=in_process))
+    _finish(result, replay)
+
+
+def resume_command(
+    named: str,
+    runs: Path,
+    settings: Sequence[str],
+    redis: str | None,
+    from_step: int | None,
+    run_id: str | None,
+    replay: Replay | None,
+    *,
+    in_process: bool,
+) -> None:
+    """Goes on with a run, or with a new one that begins with what an old one had up to a step."""
+    from services.launcher.from_step import go_back
+    from services.launcher.resume import Resuming, find_folder, resume
+    from services.monitor.summary import summarise
+
+    with mistakes_explained():
+        if run_id is not None and from_step is None:
+            raise ConfigError("--run names a new run, and --resume goes on with the one it names: leave out --run, or add --from-step N")
+        folder, screen = find_folder(named, runs), TerminalScreen()
+        asked = Resuming(redis, settings, in_process, screen, summarise, is_new=from_step is not None)
+        check_local(settings)
+        if from_step is not None:
+            new_id = run_id or new_run_id(folder.parent, f"{folder.name}-s{from_step}", time.strftime("%H%M%S"))
+            try:
+                folder = go_back(folder, from_step, new_id, folder.parent, screen)
+            finally:
+                screen.end()
+        result = _uninterrupted(lambda: resume(folder, asked))
+    _finish(result, replay)
+
+
+def _uninterrupted(action: Callable[[], RunResult]) -> RunResult:
+    try:
+        return action()
+    except StopNow:
+        typer.echo("interrupted before the run began", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _finish(result: RunResult, replay: Replay | None) -> None:
+    """Says how a run ended, and ends with the exit status for it."""
+    from services.monitor.report import print_summary
+
     if result.summary is not None:
         print_summary(result.summary)
     verified = True
     if replay is not None and result.summary is not None:
         verified = replay(["verify", str(result.folder)]) == 0
     _print_end(result)
-    raise typer.Exit(0 if result.outcome.in_order and verified else FAILED)
+    raise typer.Exit(0 if result.outcome.in_order and result.whole and verified else FAILED)
 
 
 def dry_run_command(file: Path, settings: Sequence[str], run_id: str | None) -> None:
@@ -113,7 +154,14 @@ def _print_end(result: RunResult) -> None:
     outcome = result.outcome
     if outcome.leftovers:
         typer.echo(f"had to be ended: {', '.join(outcome.leftovers)}", err=True)
+    if not result.whole and not outcome.can_resume:
+        typer.echo(
+            f"its recording is not whole, the rest is on the server: make room, then `swingshift run --resume {result.folder}` records it",
+            err=True,
+        )
     detail = f": {outcome.detail}" if outcome.detail else ""
+    if outcome.can_resume:
+        detail += f"; go on with it: swingshift run --resume {result.folder}"
     words = f"run {result.run} ended: {outcome.reason}{detail}"
     typer.echo(
         f"{words}; its folder is {result.folder}" if outcome.in_order else f"{words}; what the services said is in {result.folder / 'logs'}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from bus.entry import Entry
 from bus.events import RunPlanned
@@ -73,19 +74,36 @@ class TerminalScreen:
         self._view = LiveView(self._console)
         self._view.__enter__()
 
+    def working(self, what: str, done: int, total: int) -> None:
+        if self._reading is None:
+            self._reading = self._clock()
+        if self._progress is None and self._clock() - self._reading > QUIET_S:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self._console)
+            self._task = self._progress.add_task(what, total=total)
+            self._progress.start()
+        if self._progress is not None:
+            self._progress.update(self._task, description=what, completed=done, total=total)
+        if done >= total:
+            self._end_progress()
+            self._reading = None
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
     def take(self, entries: Sequence[Entry]) -> None:
         if self._view is not None and self._reporting is not None:
             for entry in entries:
                 self._view.update(entry)
                 self._reporting.take(entry, self._view.summary)
 
-    def end(self) -> None:
+    def end(self, *, log_lost: bool = False) -> None:
         self._end_progress()
         if self._view is not None:
             self._view.__exit__(None, None, None)
             self._view = None
         if self._reporting is not None:
-            self._reporting.close()
+            self._reporting.close(last_word=not log_lost)
             self._reporting = None
 
     def _end_progress(self) -> None:

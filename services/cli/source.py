@@ -1,4 +1,4 @@
-"""Where the entries of a run that the user named come from: the server that has it, else its recording."""
+"""Where the entries of a run that the user named come from: the server that has it, and its recording."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Protocol
 from bus.connection import Connection
 from bus.entry import Entry
 from bus.errors import ConfigError, LogMissing, ServerError
+from bus.history import History
 from bus.recording import FILE_NAME, Recording
-from bus.redis_log import RedisLog
 from services.launcher.folders import FoundRun, find_run
+
+ARCHIVER_S = 5.0
+"""How long somebody who looks waits for an archiver on another host to send what the server has forgotten."""
 
 
 class Source(Protocol):
@@ -46,22 +49,25 @@ def find(named: str, runs: Path, redis: str | None) -> FoundRun:
 
 @contextmanager
 def open_source(found: FoundRun) -> Iterator[Source]:
-    """The run's log; without a server that has it, its recording. Raises ConfigError, LogMissing, ServerError when there is neither."""
+    """The run's log, with what the server has forgotten of it; without a server that has it, its recording.
+
+    Raises ConfigError, LogMissing, ServerError when there is neither.
+    """
     recorded = (found.folder / FILE_NAME).is_file()
     if found.url is None and not recorded:
         raise ConfigError(
             f"run {found.run} has no server that is known and no recording in {found.folder}: name its server with --redis URL"
         )
-    log = None
+    history = None
     if found.url is not None:
         try:
-            log = RedisLog.open(found.url, found.run)
+            history = History.open(found.url, found.run, found.folder, ARCHIVER_S)
         except (LogMissing, ServerError):
             if not recorded:
                 raise
-    if log is not None:
-        with log:
-            yield log
+    if history is not None:
+        with history:
+            yield history
         return
     with Recording.open(found.folder) as recording:
         yield Recorded(recording)

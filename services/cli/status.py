@@ -87,16 +87,16 @@ def status_command(named: str, redis: str | None, runs: Path) -> None:
     with mistakes_explained():
         found = find(named, runs, redis)
         with open_source(found) as source:
-            status = read_status(source, found.folder)
+            status = read_status(source)
         console = Console()
         console.print(_facts(found, status))
         console.print(_services(status, signs_of_life(found, list(status.services))))
 
 
-def read_status(source: Source, folder: Path) -> Status:
+def read_status(source: Source) -> Status:
     """Folds all entries that are there now."""
     status = Status()
-    for entry in read_all(source, folder, source.last_position()):
+    for entry in read_all(source, source.last_position()):
         status.apply(entry)
     return status
 

@@ -33,9 +33,10 @@ from bus.events import (
     TrainGranted,
     WaitSamples,
 )
-from bus.requests import Requests
+from bus.requests import ANSWERING, Requests
 from services.controller.boundary import Boundary
 from services.controller.ending import ESSENTIAL, Ending
+from services.controller.expected import Expected
 from services.controller.lent import FORCED, Lent, amended
 from services.controller.replicas import Replicas
 from services.controller.stall import Stall
@@ -55,6 +56,7 @@ class ControllerCore:
         self.requests = Requests()
         self.replicas = Replicas()
         self.evaluations = Evaluations()
+        self.expected = Expected()
         self.boundary = Boundary()
         self.swing: Swing | None = None
         self.lent: Lent | None = None
@@ -76,18 +78,23 @@ class ControllerCore:
 
     def apply(self, entry: Entry) -> None:
         event = entry.event
-        self.books.apply(event)
         outcomes = self.requests.apply(entry)
-        self.replicas.apply(entry)
-        self.evaluations.apply(entry)
+        answering = type(event) in ANSWERING
+        if not answering:
+            self.books.apply(event)
+            self.replicas.apply(entry)
+            self.evaluations.apply(entry)
         if self.swing is not None:
             self.swing.apply(entry, self.replicas, self.requests, outcomes)
         self._watch.apply(event)
         self._stall.apply(event)
+        if answering:
+            return
         self._apply_to_boundary(entry.position, event)
         self._apply_to_devices(event)
         self._apply_to_run(event)
         self._ending.apply(entry)
+        self.expected.apply(entry)
 
     def _apply_to_boundary(self, position: int, event: Event) -> None:
         match event:
@@ -217,6 +224,8 @@ class ControllerCore:
                 self.lent.too_long = True
             case "no_replica":
                 self._ending.miss_replica()
+            case "archiver":
+                self._ending.miss_archiver(rest)
             case "start" if not self._opened:
                 self._ending.miss_start()
             case "stall":
@@ -338,10 +347,10 @@ class ControllerCore:
     def _starved(self, waiting: WaitSamples) -> bool:
         """Granted, home, waiting, and nobody but sleeping hybrids could generate what is missing."""
         books = self.books
-        waits = waiting.step == books.steps_done + 1 and books.batch is None
-        possible = self.granted and self.home and self.boundary.version is None and not books.last_step_done
-        work = len(books.in_flight) + books.startable > 0
-        return waits and possible and work and not self.replicas.standalone_serves() and bool(self.replicas.wakeable())
+        if self.replicas.standalone_serves() or not self.granted or not self.home or self.boundary.version is not None:
+            return False
+        waits = waiting.step == books.steps_done + 1 and books.batch is None and not books.last_step_done
+        return waits and len(books.in_flight) + books.startable > 0 and bool(self.replicas.wakeable())
 
     # --- what the shell watches --------------------------------------------------------------------------------------------------
 
@@ -352,7 +361,8 @@ class ControllerCore:
         if self.ended or self.books.plan is None:
             return []
         asking = self.boundary.version if self._asks() and self.boundary.is_asking else None
-        return [*self._watch.deadlines(self._opened, asking, self.swing, self.lent), *self._stall_deadline(), *self._eval_deadline()]
+        found = self._watch.deadlines(self._opened, asking, self.swing, self.lent)
+        return [*found, *self._ending.deadlines(), *self._stall_deadline(), *self._eval_deadline()]
 
     def _eval_deadline(self) -> Sequence[Deadline]:
         # Before that, hybrids that evaluate version 0 may wait for others to start.

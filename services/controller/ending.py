@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bus.books import Books
+from bus.core import Deadline
 from bus.entry import Entry, role_of
 from bus.evaluations import Evaluations
 from bus.events import Event, PolicyAttached, RedoDiverged, RolloutPaused, RunEnded, ServiceLost, ServiceStarted, SwitchRejected
@@ -17,6 +18,7 @@ from services.controller.replicas import Replicas
 from services.controller.swing import Swing
 
 ESSENTIAL = ("trainer", "rollouter", "controller")
+ARCHIVER = "archiver"
 FailureReason = Literal["service_lost", "kill_unverified", "redo_diverged", "no_replicas", "memory", "failed"]
 
 
@@ -29,6 +31,8 @@ class Ending:
         self._evaluations = evaluations
         self._failures = Failures()
         self._failure: tuple[FailureReason, str] | None = None
+        self._lost_archiver: int | None = None
+        """Epoch of an archiver that was lost and may come back."""
         self.started: dict[str, None] = {}
         """Roles that have had their first word."""
 
@@ -39,10 +43,14 @@ class Ending:
         match event:
             case ServiceStarted():
                 self.started[role_of(entry.source)] = None
+                if entry.source == ARCHIVER:
+                    self._lost_archiver = None
             case PolicyAttached(mode="active"):
                 self.started["policy"] = None
-            case ServiceLost(restarting=False) if event.service in (*ESSENTIAL, "archiver"):
+            case ServiceLost(restarting=False) if event.service in (*ESSENTIAL, ARCHIVER):
                 self.fail("service_lost", f"{event.service}: {event.detail}")
+            case ServiceLost() if event.service == ARCHIVER:
+                self._lost_archiver = event.epoch
             case RolloutPaused(is_over_budget=True):
                 self.fail("memory", f"{event.used_bytes} of {event.budget_bytes} bytes on the server are used (redis.memory_budget)")
             case RedoDiverged(action="stop"):
@@ -69,12 +77,24 @@ class Ending:
         elif not self._replicas.any_added():
             self.fail("no_replicas", "none started in time")
 
+    def miss_archiver(self, epoch: str) -> None:
+        """The time in which a lost archiver should have come back is over: nothing is recorded, and nobody frees the server's memory."""
+        if epoch == str(self._lost_archiver):
+            self.fail("service_lost", f"{ARCHIVER}: its epoch {epoch} was lost and none came back in time (deadlines.archiver_s)")
+
+    def deadlines(self) -> list[Deadline]:
+        """What must come back by when."""
+        plan = self._books.plan
+        if self._lost_archiver is None or plan is None:
+            return []
+        return [Deadline(f"{ARCHIVER}:{self._lost_archiver}", plan.deadlines.archiver_s)]
+
     def decide(self, swing: Swing | None) -> Event | None:
         """The end, if it has come."""
         plan, books = self._books.plan, self._books
         assert plan is not None
-        given_up = self._replicas.all_given_up(plan.standalone + plan.hybrid)
-        if self._failure is None and not given_up and (not books.finished or self._evaluations.pending):
+        goes_on = not books.finished or self._evaluations.pending
+        if self._failure is None and goes_on and not self._replicas.all_given_up(plan.standalone, plan.hybrid):
             return None
         if swing is not None:
             return SwitchRejected(request=swing.request, swing=swing.id, reason="run_ended")

@@ -45,7 +45,7 @@ class Lent:
         if evaluating and self.started.reason == "evaluation":
             return None
         ready = len(books.ready)
-        if ready >= min(self.started.give_back_at, ready + len(books.in_flight) + books.startable):
+        if ready >= self.started.give_back_at or not (books.in_flight or books.startable):
             return "give_back"
         if self.too_long:
             return "max_lent"

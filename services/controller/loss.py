@@ -15,60 +15,52 @@ from bus.alive import TTL_S, living_epochs
 from bus.connection import Connection
 from bus.entry import Entry
 from bus.errors import LogUnavailable
-from bus.events import Event, PolicyAttached, ServiceLost, ServiceStarted, ServiceStopped
+from bus.events import Event, ServiceLost
 from services.context import ServiceContext
+from services.controller.core import ControllerCore
 from services.shell import Shell
 
 logger = logging.getLogger(__name__)
-
-WATCHED = ("trainer", "rollouter", "policy", "replica")
 
 
 class LossWatch:
     """A performer that says `ServiceLost` of services whose sign of life has lapsed for twice its time to live."""
 
-    def __init__(self, context: ServiceContext) -> None:
+    def __init__(self, context: ServiceContext, core: ControllerCore) -> None:
         self._context = context
+        self._core = core
         self._epochs: dict[str, int] = {}
-        """Source -> epoch of the incarnation that should be alive."""
+        """Source -> epoch of the incarnation that should be alive, as the watching thread sees it."""
+        self._said: dict[str, int] = {}
+        """Source -> newest epoch that this incarnation has called lost, perhaps not in the log yet."""
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._shell: Shell | None = None
         self._thread = threading.Thread(target=self._watch, name="loss-watch", daemon=True)
 
-    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
+    def recovered(self, shell: Shell) -> None:
         self._shell = shell
-        for entry in entries:
-            self._note(entry)
+        self.look(())
         self._thread.start()
 
     def prepare(self, events: Sequence[Event]) -> None: ...
 
     def look(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self._note(entry)
+        with self._lock:
+            self._epochs = dict(self._core.expected.epochs)
+
+    def durable(self, position: int) -> int:
+        return position
 
     def close(self) -> None:
         self._ending.set()
-
-    def _note(self, entry: Entry) -> None:
-        with self._lock:
-            match entry.event:
-                case ServiceStarted() | PolicyAttached(mode="active") if entry.source.partition(":")[0] in WATCHED:
-                    self._epochs[entry.source] = entry.epoch
-                case ServiceStopped() if self._epochs.get(entry.source) == entry.epoch:
-                    del self._epochs[entry.source]
-                case ServiceLost() as lost if self._epochs.get(lost.service, 0) <= lost.epoch:
-                    self._epochs.pop(lost.service, None)
-                case _:
-                    pass
 
     def _watch(self) -> None:
         connection = Connection(self._context.url)
         silent_since: dict[tuple[str, int], float] = {}
         while not self._ending.wait(TTL_S / 3):
             with self._lock:
-                expected = list(self._epochs.items())
+                expected = [(source, epoch) for source, epoch in self._epochs.items() if epoch > self._said.get(source, 0)]
             try:
                 living = living_epochs(connection, self._context.run, [source for source, _ in expected])
             except LogUnavailable as error:
@@ -85,6 +77,4 @@ class LossWatch:
         facts = [(ServiceLost(service=source, epoch=epoch, restarting=True, detail=detail), self._shell.position) for source, epoch in lost]
         if facts:
             self._shell.post(facts)
-            with self._lock:
-                for source, _ in lost:
-                    self._epochs.pop(source, None)
+            self._said.update(lost)

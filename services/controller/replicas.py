@@ -168,9 +168,9 @@ class Replicas:
         up = {replica.name for replica in self.by_name.values() if replica.state != "starting"}
         return all(name in up or name in self.given_up for name in configured)
 
-    def all_given_up(self, configured: tuple[str, ...]) -> bool:
+    def all_given_up(self, *configured: tuple[str, ...]) -> bool:
         """Every configured replica is lost, and none will be restarted."""
-        return not self.by_name and all(name in self.given_up for name in configured)
+        return not self.by_name and all(name in self.given_up for names in configured for name in names)
 
     def wakeable(self) -> dict[str, int]:
         """Hybrids that could be woken now: added, asleep, of use. Name -> epoch."""
@@ -182,9 +182,10 @@ class Replicas:
 
     def standalone_serves(self) -> bool:
         """A standalone replica can serve, now or after its update."""
-        return any(
-            replica.state == "serving" and not replica.condemned and not self._has_exited(replica) for replica in self.by_name.values()
-        )
+        for replica in self.by_name.values():
+            if replica.state == "serving" and not replica.condemned and not self._has_exited(replica):
+                return True
+        return False
 
     def is_awake(self, name: str, epoch: int) -> bool:
         """This incarnation said that it is awake, and nothing worse since."""

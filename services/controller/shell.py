@@ -10,4 +10,5 @@ from services.shell import Idle, Shell
 
 def main(context: ServiceContext) -> None:
     """Runs until the run has ended."""
-    Shell(context, ControllerCore(), Idle() if context.supervised else LossWatch(context)).run()
+    core = ControllerCore()
+    Shell(context, core, Idle() if context.supervised else LossWatch(context, core)).run()

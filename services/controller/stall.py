@@ -35,10 +35,10 @@ KEY = "stall"
 MAX_NAMED = 16
 """Samples that one report names; the rest is counted."""
 
-_MOVES = (
+_MOVES = frozenset({
     BatchFormed, CheckpointSaved, EvalDone, EvalScored, ReplicaAdded, SampleDropped, SampleReady, StepDone, SwitchDone, SwitchRejected,
     TrainGranted, WeightsPublished,
-)  # fmt: skip
+})  # fmt: skip
 
 
 class Stall:
@@ -56,7 +56,7 @@ class Stall:
 
     def apply(self, event: Event) -> None:
         """Takes in one event."""
-        if isinstance(event, _MOVES) or (isinstance(event, GenerationFinished) and event.outcome in ("stop", "length")):
+        if type(event) in _MOVES or (isinstance(event, GenerationFinished) and event.outcome in ("stop", "length")):
             self._moves += 1
             self.due = self.reported = False
         elif isinstance(event, Stalled):

@@ -1,6 +1,7 @@
 """The controller's deadlines, and what a missed one means for a replica.
 
 start, verdict, lent, no_replica      the run, the policy, the lend
+archiver : EPOCH                      a lost one comes back, else the run ends (ending.py)
 eval : VERSION                        the evaluation ends with what is scored (bus.evaluations)
 boot, wake, abort, sleep, update, generate : … NAME : EPOCH      a replica that is late is killed
 kill : NAME : EPOCH                   an exit that cannot be verified ends the run
@@ -19,6 +20,9 @@ from services.controller.lent import Lent
 from services.controller.replicas import Incarnation, Replicas
 from services.controller.swing import Swing
 
+MOST_MISSED = 1024
+"""Missed deadlines that are remembered: more than can stand at a time, so that a long run's misses do not pile up."""
+
 
 class Watch:
     """Names deadlines from the controller's folds; a missed one is not named again."""
@@ -28,20 +32,21 @@ class Watch:
         self._requests = requests
         self._replicas = replicas
         self._missed: dict[str, None] = {}
+        """Newest deadlines that were missed, of those that may still stand."""
+        self.start_missed = False
+        """The time in which everybody should have started is over."""
         self._finished: dict[str, int] = {}
         """Replica -> outcomes it has given, so that its progress can be watched."""
-
-    @property
-    def start_missed(self) -> bool:
-        """The time in which everybody should have started is over."""
-        return "start" in self._missed
 
     def apply(self, event: Event) -> None:
         """Takes in one event."""
         if isinstance(event, GenerationFinished):
             self._finished[event.replica] = self._finished.get(event.replica, 0) + 1
         elif isinstance(event, DeadlineMissed):
+            self.start_missed = self.start_missed or event.key == "start"
             self._missed[event.key] = None
+            for oldest in list(self._missed)[:-MOST_MISSED]:
+                del self._missed[oldest]
 
     def deadlines(self, opened: bool, asking: int | None, swing: Swing | None, lent: Lent | None) -> Sequence[Deadline]:
         """All that is to happen by when; `asking`: the boundary that waits for a verdict."""
@@ -52,7 +57,7 @@ class Watch:
         if swing is not None:
             found += [deadline for deadline, _ in swing.deadlines(limits, self._replicas)]
         if not opened:
-            found.append(Deadline("start", limits.start_s))
+            found += [] if self.start_missed else [Deadline("start", limits.start_s)]
         elif not self._replicas.by_name:
             found.append(Deadline("no_replica", limits.no_replica_s))
         if asking is not None:

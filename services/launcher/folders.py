@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,11 @@ import yaml
 from bus.errors import ConfigError
 from bus.keys import check_run_id
 from bus.server import folder_url, named_server, shareable
+from services.local_settings import INFO, SETTINGS
 
 SERVER = "server"
 SUMMARY = "summary.json"
 MODELS = ".models"
-INFO = "run.json"
 CONFIG = "config.yaml"
 CODE = "code"
 
@@ -66,9 +66,13 @@ def remove_shm_folder(run: str) -> None:
     shutil.rmtree(shm_folder(run), ignore_errors=True)
 
 
-def write_info(folder: Path, run: str, url: str | None, config: Mapping[str, object]) -> None:
-    """Leaves what is needed to find the run again. `url` of a named server, told without its password."""
-    info = {"run": run, "redis": None if url is None else shareable(url), "pid": os.getpid()}
+def write_info(folder: Path, run: str, url: str | None, config: Mapping[str, object], settings: Sequence[str] = ()) -> None:
+    """Leaves what is needed to find the run again. `url` of a named server, told without its password.
+
+    `settings`: what is other here than was planned, see `services.local_settings`.
+    """
+    info: dict[str, object] = {"run": run, "redis": None if url is None else shareable(url), "pid": os.getpid()}
+    info |= {SETTINGS: list(settings)} if settings else {}
     (folder / INFO).write_text(json.dumps(info, indent=1) + "\n")
     (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False))
 
@@ -96,6 +100,11 @@ def known_runs(root: Path) -> list[FoundRun]:
     """The runs that have a folder below `root`, in alphabetical order."""
     folders = sorted(path.parent for path in root.glob(f"*/{INFO}"))
     return [FoundRun(folder.name, folder_url(folder / SERVER), folder.absolute()) for folder in folders]
+
+
+def named_by(folder: Path) -> str | None:
+    """URL of the server that a run was last on, as it may be written down; None: an embedded one, or nobody knows."""
+    return _text(_info(folder).get("redis"))
 
 
 def _info(folder: Path) -> dict[str, object]:

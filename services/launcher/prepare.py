@@ -20,8 +20,8 @@ from pathlib import Path
 from bus.errors import ConfigError, SwingshiftError
 from services.config import BUILTIN, SCRIPTED, RunConfig
 from services.config_file import make_config
-from services.entry import THREADS
 from services.launcher.local import dying_with_us
+from services.learner.environment import THREADS
 
 TAIL_LINES = 5
 INTERRUPT_S = 5.0

@@ -1,6 +1,7 @@
 """`swingshift run` from a configuration to an ended run.
 
 configuration ▸ folder ▸ initial model ▸ server ▸ log with the plan ▸ supervisor ▸ rest of the recording ▸ summary.json
+                        (a run that is resumed: services/launcher/resume.py ─▶ ┘)
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from bus.connection import PATIENCE_S
 from bus.entry import Entry
-from bus.errors import ConfigError, LogError, LogMissing, ServerError
+from bus.errors import CodecError, ConfigError, LogError, LogMissing, LogUnavailable, ServerError
 from bus.events import RunPlanned
-from bus.log import Log
-from bus.recorder import Recorder
+from bus.history import History
 from bus.recording import Recording
+from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
-from bus.server import server
+from bus.run_recorder import PayloadSource, Rows, RunRecorder
+from bus.server import Say, server
 from services.advice import advice
 from services.config import RunConfig
 from services.data.planning import plan_data
@@ -29,17 +34,20 @@ from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, 
 from services.launcher.in_process import ThreadLauncher
 from services.launcher.interrupts import Interrupts, StopNow
 from services.launcher.local import LocalLauncher
+from services.launcher.lock import RunLock
 from services.launcher.prepare import WarmStartStep, with_model
 from services.launcher.protocol import Launcher, RunPlace
-from services.launcher.supervisor import Outcome, Supervisor, services_of
+from services.launcher.supervisor import LOG_LOST, Outcome, Supervisor, services_of
 from services.logs import log_to_file
 from services.plan import plan_run
 
 logger = logging.getLogger(__name__)
 
 READ_LIMIT = 512
+SHOWN_ENTRIES = 5000
+"""Of the history of a run that goes on, so many are shown at a time."""
 
-Summarise = Callable[[Sequence[Entry]], Mapping[str, object]]
+Summarise = Callable[[Iterable[Entry]], Mapping[str, object]]
 
 
 class Screen(Protocol):
@@ -55,20 +63,27 @@ class Screen(Protocol):
         """The log is there, services start."""
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """New entries."""
+        """New entries; of a run that goes on, first those that it had."""
 
-    def end(self) -> None:
-        """Nothing more will come; called once, however the run ended."""
+    def working(self, what: str, done: int, total: int) -> None:
+        """Something that may take a while, before services start."""
+
+    def say(self, text: str) -> None:
+        """Something that the user should know now; from any thread."""
+
+    def end(self, *, log_lost: bool = False) -> None:
+        """Nothing more will come; called once, however the run ended. `log_lost`: nothing can be appended any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """An ended run. `summary` is None when not even its log could be read."""
+    """An ended run. `summary` is None when not even its log could be read; `whole`: its recording has all that the log has."""
 
     run: str
     folder: Path
     outcome: Outcome
     summary: Mapping[str, object] | None
+    whole: bool
 
 
 def plan_in_folder(config: RunConfig, run: str, screen: Screen) -> tuple[RunPlanned, Path]:
@@ -105,28 +120,73 @@ def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summa
     with Interrupts() as interrupts:
         refuse_known_run(named, run_id)
         plan, folder = plan_in_folder(config, run_id, screen)
-        with server(named, folder / SERVER) as url, RedisLog.create(url, plan, time.time_ns()) as log:
-            place = RunPlace(url, run_id, folder)
+        with RunLock(folder), server(named, folder / SERVER, screen.say) as url, RedisLog.create(url, plan, time.time_ns()) as log:
             write_info(folder, run_id, named, json.loads(plan.config))
-            log_to_file(place.log_file("supervisor"))
-            for text in advice(config):
-                logger.warning("%s", text)
-            screen.begin(plan, place)
-            try:
-                outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process)
-            finally:
-                screen.end()
-                remove_shm_folder(run_id)
-            whole = complete_recording(log, folder)
-            return RunResult(run_id, folder, outcome, write_summary(log, folder, summarise, whole))
+            return drive(log, RunPlace(url, run_id, folder), plan, config, screen, interrupts, summarise, in_process=in_process)
+
+
+def drive(
+    log: RedisLog,
+    place: RunPlace,
+    plan: RunPlanned,
+    config: RunConfig,
+    screen: Screen,
+    interrupts: Interrupts,
+    summarise: Summarise,
+    *,
+    in_process: bool,
+    position: int = 0,
+) -> RunResult:
+    """Runs the services of a run whose log and folder are there, and leaves a whole recording. `position`: where it goes on."""
+    log_to_file(place.log_file("supervisor"))
+    for text in advice(config):
+        logger.warning("%s", text)
+    screen.begin(plan, place)
+    lost = True
+    try:
+        show_history(place.folder, position, screen)
+        log.waiting = partial(say_waiting, screen.say)
+        outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process, position=position)
+        lost = outcome.reason == LOG_LOST
+    finally:
+        screen.end(log_lost=lost)
+        remove_shm_folder(place.run)
+    whole = finish_recording(place, 0.0 if lost else PATIENCE_S)
+    return RunResult(place.run, place.folder, outcome, write_summary(place.folder, summarise, whole), whole)
+
+
+def show_history(folder: Path, last: int, screen: Screen) -> None:
+    """Shows what a run had that goes on behind entry `last`."""
+    if last == 0:
+        return
+    with Recording.open(folder) as recording:
+        for first in range(1, last + 1, SHOWN_ENTRIES):
+            screen.take(list(recording.entries(first, min(last, first + SHOWN_ENTRIES - 1))))
+
+
+def say_waiting(say: Say, error: LogUnavailable | None, seconds: float) -> None:
+    """Tells the user that the run stands still for its server, or goes on."""
+    if error is None:
+        say("the server answers again")
+    else:
+        say(f"the run waits for its server, for {seconds:.0f} s at most: {error}")
 
 
 def supervise(
-    log: Log, place: RunPlace, plan: RunPlanned, config: RunConfig, screen: Screen, interrupts: Interrupts, *, in_process: bool
+    log: RedisLog,
+    place: RunPlace,
+    plan: RunPlanned,
+    config: RunConfig,
+    screen: Screen,
+    interrupts: Interrupts,
+    *,
+    in_process: bool,
+    position: int = 0,
 ) -> Outcome:
     """Runs the services to their end. A lost log, or an impatient user, is an outcome, too; nobody is left behind."""
     launcher: Launcher = ThreadLauncher(place) if in_process else LocalLauncher(place)
-    supervisor = Supervisor(place, log, launcher, config.supervisor, screen.take)
+    history = History(log, place.folder)
+    supervisor = Supervisor(place, log, launcher, config.supervisor, screen.take, reader=history, position=position)
 
     def ask() -> None:
         supervisor.stop_asked = "interrupted"
@@ -139,69 +199,59 @@ def supervise(
         return Outcome("killed", "interrupted twice")
     except LogError as error:
         logger.exception("the log was lost: run=%s", place.run)
-        return Outcome("log_lost", str(error))
+        return Outcome(LOG_LOST, str(error))
 
 
-def complete_recording(log: Log, folder: Path) -> bool:
+def finish_recording(place: RunPlace, patience_s: float) -> bool:
+    """Records what the archiver could not, with clients of its own. False: the recording stays incomplete."""
+    try:
+        with (
+            RedisLog.open(place.url, place.run, patience_s) as log,
+            closing(RedisBlobs(place.url, place.run, patience_s)) as blobs,
+        ):
+            return complete_recording(log, blobs, place.folder)
+    except (LogError, ServerError) as error:
+        logger.warning("the recording stays as it is: folder=%s error=%s", place.folder, error)
+        return False
+
+
+def complete_recording(log: Rows, blobs: PayloadSource, folder: Path) -> bool:
     """Records what the archiver could not: the last words of others that came after its own, or all since it was killed.
 
     False: the recording stays incomplete.
     """
     try:
-        with Recorder.open(folder, log.run, log.log_id) as recorder:
-            while entries := log.read(recorder.last_position, READ_LIMIT):
-                recorder.append(entries)
+        with RunRecorder.open(folder, log.run, log.log_id, blobs) as recorder:
+            while rows := log.read_rows(recorder.last_position, READ_LIMIT):
+                recorder.append(rows)
     except (LogError, ServerError, ConfigError):
         logger.exception("the recording stays incomplete: folder=%s", folder)
         return False
     return True
 
 
-def write_summary(log: Log, folder: Path, summarise: Summarise, whole: bool = True) -> Mapping[str, object] | None:
+def write_summary(folder: Path, summarise: Summarise, whole: bool = True) -> Mapping[str, object] | None:
     """Summarises the recording and writes summary.json; None when there is nothing to be read.
 
     The recording and not the log: what lands after it was closed is not in it, and its last link must be that of the summary. So there is
     no file for a recording that is not `whole`, which a later archiver may complete.
     """
-    entries = whole_log(log, folder)
-    if not entries:
-        return None
-    summary = summarise(entries)
-    if not whole:
-        return summary
-    partial = folder / f"{SUMMARY}.partial"
-    try:
-        partial.write_text(json.dumps(summary, indent=1) + "\n")
-        partial.replace(folder / SUMMARY)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        logger.exception("the summary cannot be written: folder=%s", folder)
-    return summary
-
-
-def whole_log(log: Log, folder: Path) -> list[Entry]:
-    """All entries, from the recording, else from the log; empty when there is neither."""
     try:
         with Recording.open(folder) as recording:
-            return list(recording.entries())
-    except ConfigError as error:
-        logger.warning("the recording cannot be read, reading the log: folder=%s error=%s", folder, error)
+            summary = summarise(recording.entries()) if recording.last_position() else None
+    except (ConfigError, LogError, CodecError) as error:
+        logger.warning("the recording cannot be summarised: folder=%s error=%s", folder, error)
+        return None
+    if not whole or summary is None:
+        return summary
+    partial_file = folder / f"{SUMMARY}.partial"
     try:
-        return list(read_all(log))
-    except LogError:
-        logger.exception("the log cannot be read: folder=%s", folder)
-        return []
-
-
-def read_all(log: Log) -> Iterator[Entry]:
-    """Entries from 1 to the end as it is now."""
-    position, last = 0, log.last_position()
-    while position < last:
-        entries = log.read(position, READ_LIMIT)
-        if not entries:
-            return
-        yield from entries
-        position = entries[-1].position
+        partial_file.write_text(json.dumps(summary, indent=1) + "\n")
+        partial_file.replace(folder / SUMMARY)
+    except OSError:
+        partial_file.unlink(missing_ok=True)
+        logger.exception("the summary cannot be written: folder=%s", folder)
+    return summary
 
 
 def plan_only(config: RunConfig, run_id: str, url: str, screen: Screen) -> Path:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 
 from bus.disk import free_bytes, room
 from bus.entry import Draft, Entry, Producer
@@ -43,8 +44,19 @@ FULL_BYTES = 64 * 1024
 """A disk with less room than this is called full."""
 IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 """Reasons of RunEnded that are no failure."""
+LOG_LOST = "log_lost"
+"""The server is gone, or its log is not the one that this run had."""
+NO_END = (LOG_LOST, "killed", "not_stopped", "not_killable", "controller_lost")
+"""Reasons of an outcome without a RunEnded."""
 
 Watch = Callable[[Sequence[Entry]], None]
+
+
+class Reading(Protocol):
+    """What is read of a `bus.log.Log`."""
+
+    def read(self, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
+        """Entries after a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,11 @@ class Outcome:
     detail: str = ""
     leftovers: tuple[str, ...] = ()
     """Services that did not end by themselves."""
+
+    @property
+    def can_resume(self) -> bool:
+        """The log has no RunEnded, so the run is not over."""
+        return self.reason in NO_END
 
     @property
     def in_order(self) -> bool:
@@ -90,7 +107,10 @@ class Supervisor:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], int] = time.time_ns
     children: dict[str, Child] = field(default_factory=dict)
+    reader: Reading | None = None
+    """Reads the log for it, also what was trimmed; None: `log` does."""
     position: int = 0
+    """Up to here the log was read: a run that goes on begins behind what it had."""
     ended: RunEnded | None = None
     stop_asked: str = ""
     """Why the run is to end in order; set by whoever asks, also by a signal handler, and heard by the loop."""
@@ -137,7 +157,7 @@ class Supervisor:
     # --- the log -----------------------------------------------------------------------------------------------------------------
 
     def _read(self, block_ms: int) -> bool:
-        entries = self.log.read(self.position, READ_LIMIT, block_ms)
+        entries = (self.reader or self.log).read(self.position, READ_LIMIT, block_ms)
         for entry in entries:
             self.position = entry.position
             self._take(entry)

@@ -77,7 +77,7 @@ def _about_trouble(entry: Entry) -> str | None:
         case SampleDropped(reason="failed") as event:
             return f"sample {event.sample} was dropped as failed{_detail(event.detail)}"
         case RolloutPaused(reason="memory" | "no_replica") as event:
-            return f"generation pauses: {event.reason}"
+            return f"generation pauses: {event.reason}{_detail(event.detail)}"
         case _:
             return None
 

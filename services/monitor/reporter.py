@@ -74,9 +74,10 @@ class Reporter:
         elif self._producer is None:
             self._untold.clear()
 
-    def close(self) -> None:
-        """Says the last word, if it was not said."""
-        self._stop("closed", 0)
+    def close(self, *, last_word: bool = True) -> None:
+        """Says the last word, if it was not said and the log is there to take it."""
+        if last_word:
+            self._stop("closed", 0)
         if self._trackers is not None:
             self._give_up_on_failure("trackers cannot be closed", self._trackers.close)
 
@@ -134,9 +135,9 @@ class Reporting:
         """Takes in one entry, after `summary` did."""
         self._reporter.take(entry, summary)
 
-    def close(self) -> None:
-        """Says the last word and closes everything."""
-        self._reporter.close()
+    def close(self, *, last_word: bool = True) -> None:
+        """Says the last word, if the log is there to take it, and closes everything."""
+        self._reporter.close(last_word=last_word)
         if self._alive is not None:
             self._alive.__exit__(None, None, None)
         self._log.close()

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from bus.entry import Entry
-from bus.errors import ConfigError, GapError
+from bus.errors import ConfigError
 from bus.events import RunEnded, RunPlanned
-from bus.log import Log
-from bus.recording import FILE_NAME, Recording
-from bus.redis_log import RedisLog
+from bus.history import History
 from services.config import MonitorConfig
 from services.context import ServiceContext
 from services.monitor.report import print_summary
@@ -22,7 +20,7 @@ from services.plan import config_of
 
 
 class Readable(Protocol):
-    """A log, or a recording of one."""
+    """A run's history, or a recording of it."""
 
     def read(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Entry]:
         """Entries after a position."""
@@ -42,9 +40,12 @@ def watch(url: str, run: str, folder: Path) -> None:
 
     Raises LogMissing, GapError, LogChanged, ServerError.
     """
-    with RedisLog.open(url, run) as log, closing(Reporting(url, run, folder, monitor_config(read_plan(log, folder)))) as reporting:
+    with (
+        History.open(url, run, folder) as history,
+        closing(Reporting(url, run, folder, monitor_config(read_plan(history)))) as reporting,
+    ):
         with LiveView() as view:
-            for entry in follow(log, folder):
+            for entry in follow(history):
                 view.update(entry)
                 reporting.take(entry, view.summary)
         print_summary(view.summary.as_dict())
@@ -55,19 +56,19 @@ def monitor_config(plan: RunPlanned) -> MonitorConfig:
     return config_of(plan).monitor if plan.config else MonitorConfig()
 
 
-def read_plan(log: Log, folder: Path) -> RunPlanned:
-    """The plan of a run, wherever its first entry is. Raises GapError, ConfigError."""
-    first = _read(log, folder, 0, 0)[0].event
-    if not isinstance(first, RunPlanned):
-        raise ConfigError(f"run {log.run}: the log does not begin with a plan, but with {first!r}: it was not made by swingshift")
-    return first
+def read_plan(history: Readable) -> RunPlanned:
+    """The plan of a run. Raises GapError, ConfigError."""
+    first = history.read(0, 1)
+    if not first or not isinstance(first[0].event, RunPlanned):
+        raise ConfigError(f"the log does not begin with a plan, but with {first!r}: it was not made by swingshift")
+    return first[0].event
 
 
-def follow(log: Log, folder: Path) -> Iterator[Entry]:
+def follow(history: Readable) -> Iterator[Entry]:
     """Entries from the first one on, as they come, until the run has ended and there are no more. Raises GapError, LogChanged."""
     position, ended = 0, False
     while True:
-        entries = _read(log, folder, position, 0 if ended else BLOCK_MS)
+        entries = history.read(position, READ_LIMIT, 0 if ended else BLOCK_MS)
         if ended and not entries:
             return
         for entry in entries:
@@ -76,25 +77,12 @@ def follow(log: Log, folder: Path) -> Iterator[Entry]:
             yield entry
 
 
-def read_all(source: Readable, folder: Path, last: int) -> Iterator[Entry]:
-    """Entries up to `last`, from the recording where the server has forgotten them. Raises GapError, LogChanged."""
+def read_all(source: Readable, last: int) -> Iterator[Entry]:
+    """Entries up to `last`. Raises GapError, LogChanged."""
     position = 0
     while position < last:
-        entries = _read(source, folder, position, 0)
+        entries = source.read(position, READ_LIMIT)
         if not entries:
             return
         position = entries[-1].position
         yield from entries
-
-
-def _read(log: Readable, folder: Path, after: int, block_ms: int) -> Sequence[Entry]:
-    try:
-        return log.read(after, READ_LIMIT, block_ms)
-    except GapError:
-        if not (folder / FILE_NAME).is_file():
-            raise
-        with Recording.open(folder) as recording:
-            entries = list(recording.entries(after + 1, after + READ_LIMIT))
-        if not entries:
-            raise
-        return entries

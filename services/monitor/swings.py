@@ -32,6 +32,8 @@ from bus.requests import Outcome
 from services.monitor.run_clock import NANOSECONDS
 
 Holder = Literal["home", "swinging", "lent"]
+KEPT_LENDS = 4
+"""Newest lends whose requests are still counted when they end."""
 
 
 @dataclass
@@ -83,6 +85,7 @@ class SwingCosts:
         self.seconds = 0.0
         """Of all swings that have ended, and were measured."""
         self._lends: dict[int, SwingCost] = {}
+        """The newest lends: outcomes of their requests may still come."""
         self._lend: SwingCost | None = None
         """The lend that is going on."""
 
@@ -126,6 +129,8 @@ class SwingCosts:
         self.holder = "swinging"
         if event.target == "rollout":
             self._lends[event.swing] = swing
+            for oldest in list(self._lends)[:-KEPT_LENDS]:
+                del self._lends[oldest]
         elif self._lend is not None and self._lend.epoch == entry.epoch:
             self._lend.lent_seconds = max(0, entry.at - self._lend.ended_at) / NANOSECONDS
 

@@ -49,8 +49,8 @@ class Training:
         """Mean reward of each step, in order."""
         self.waits_s: list[float] = []
         """Seconds that each step waited for its batch, devices home."""
-        self.staleness: list[int] = []
-        """Of each trained sample: versions between its oldest weights and the version it was trained in."""
+        self.staleness: dict[int, int] = {}
+        """Versions between a sample's oldest weights and the version it was trained in -> how many trained samples have that."""
         self.tokens = 0
         """Answer tokens of trained samples."""
         self.seconds: dict[str, float] = {}
@@ -90,7 +90,10 @@ class Training:
 
     def staleness_of_trained(self) -> Distribution | None:
         """Over all trained samples; None before the first."""
-        return Distribution.of(self.staleness)
+        counts = self.staleness
+        if not counts:
+            return None
+        return Distribution(min(counts), sum(age * count for age, count in counts.items()) / sum(counts.values()), max(counts))
 
     def _finish(self, event: StepDone, ready: int) -> None:
         self._steps_done = event.step
@@ -98,7 +101,8 @@ class Training:
         samples = [self._samples.pop(sample) for sample in batch if sample in self._samples]
         self._batch = None
         ages = [event.version - sample.oldest_version for sample in samples]
-        self.staleness += ages
+        for age in ages:
+            self.staleness[age] = self.staleness.get(age, 0) + 1
         self.newest, self.newest_staleness = event, Distribution.of(ages)
         self.ready.append(ready)
         self.tokens += sum(sample.num_tokens for sample in samples)

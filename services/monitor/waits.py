@@ -265,7 +265,7 @@ def _then(key: str) -> str:
             return "the trainer trains on without a verdict"
         case "lent":
             return "the devices go back"
-        case "no_replica":
+        case "no_replica" | "archiver":
             return "the run ends"
         case "start":
             return "the run opens with those that are there, or ends"

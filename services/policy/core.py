@@ -13,6 +13,7 @@ from typing import Literal
 from bus.core import Deadline, Request
 from bus.entry import Entry
 from bus.events import Event, PolicyAttached, ShadowVerdict, SwitchRejected, SwitchRequested, SwitchStarted, TrainGranted
+from bus.requests import ANSWERING
 from policies.protocol import Policy, Verdict
 from policies.view import ScheduleView
 
@@ -44,6 +45,11 @@ class PolicyCore:
         self._extra_waits = True
         """What was asked last, a boundary included, has not led to anything yet: an extra request would only be `busy`."""
 
+    @property
+    def policy(self) -> Policy:
+        """Who is asked."""
+        return self._policy
+
     def apply(self, entry: Entry) -> None:
         decided = self.view.boundaries_decided
         self.view.apply(entry)
@@ -51,6 +57,8 @@ class PolicyCore:
             self._extras_left = MAX_EXTRAS
             self._extra_waits = True
             self._policy.decided(self.view)
+        if type(entry.event) in ANSWERING:
+            return
         match entry.event:
             case PolicyAttached(mode="active"):
                 lend = self.view.swings.lend

@@ -228,7 +228,7 @@ class Replica:
     def _wake(self, event: WakeRequested, position: int) -> None:
         began = time.monotonic()
         self._engine.wake()
-        self._engine.load_weights(load_weights(event.uri, event.digest), event.version)
+        self._engine.load_weights(load_weights(event.uri, event.digest, self._context.weights_folder), event.version)
         self._engine.open()
         self._swing, self._open = event.swing, True
         seconds = time.monotonic() - began
@@ -245,7 +245,7 @@ class Replica:
 
     def _update(self, event: WeightUpdateRequested, position: int) -> None:
         began = time.monotonic()
-        weights = load_weights(event.uri, event.digest)
+        weights = load_weights(event.uri, event.digest, self._context.weights_folder)
         if self._open:
             self._pause()
         elif self._engine.stats().state == "asleep":

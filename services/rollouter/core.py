@@ -36,7 +36,7 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
-from bus.requests import Outcome, Requests
+from bus.requests import ANSWERING, Outcome, Requests
 from services.rollouter.evaluation import Evaluation
 from services.rollouter.groups import AnswerState, Groups, MoveReason, generation_request
 from services.rollouter.routes import Routes
@@ -76,7 +76,9 @@ class RollouterCore:
 
     def apply(self, entry: Entry) -> None:
         event = entry.event
-        self.books.apply(event)
+        answering = type(event) in ANSWERING
+        if not answering:
+            self.books.apply(event)
         outcomes = self.requests.apply(entry)
         newcomer = isinstance(event, WeightsApplied) and self.routes.is_new(event.replica)
         self.routes.apply(entry)
@@ -88,7 +90,8 @@ class RollouterCore:
             self._apply_to_groups(event, self.groups)
             for outcome in (outcome for outcome in outcomes if outcome.request.evaluates is None):
                 self.groups.finish(outcome, entry.position, self._reason_to_leave(outcome))
-        self._apply_to_routing(event)
+        if not answering:
+            self._apply_to_routing(event)
         if newcomer and self._enable_rebalance:
             self._moves = self._plan_moves()
 

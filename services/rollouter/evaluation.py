@@ -31,7 +31,7 @@ from bus.events import (
     WeightsPublished,
     WeightUpdateRequested,
 )
-from bus.requests import Outcome, Requests
+from bus.requests import ANSWERING, Outcome, Requests
 from services.rollouter.groups import AnswerState, Groups, generation_request
 from services.rollouter.routes import Routes
 
@@ -70,7 +70,8 @@ class Evaluation:
     def apply(self, entry: Entry, outcomes: Sequence[Outcome]) -> None:
         """Takes in one entry, and the outcomes of requests that it brought."""
         event = entry.event
-        self.versions.apply(entry)
+        if type(event) not in ANSWERING:
+            self.versions.apply(entry)
         if self.version != self._begun:
             self._begin()
         match event:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bus.entry import Entry
 from bus.events import (
     GenerationFinished,
+    GenerationRequested,
     ReplicaAdded,
     ReplicaAwake,
     ReplicaFailed,
@@ -72,6 +73,8 @@ class Routes:
         """Takes in one entry."""
         event = entry.event
         match event:
+            case GenerationRequested():
+                pass
             case ServiceStarted() if entry.source.startswith(REPLICA_PREFIX):
                 name = entry.source.removeprefix(REPLICA_PREFIX)
                 self.by_name[name] = Route(name, entry.epoch, hybrid=event.role == "hybrid")

@@ -21,7 +21,7 @@ from bus.events import BlobRef, EvalScored, Event, GenerationRequested, SampleDr
 from bus.log import Blobs
 from services.context import ServiceContext
 from services.data.planning import REWARD_DIGEST, reward_spec
-from services.payloads import answer_blob, prompt_blob, requested_prompt_blob, sample_blob
+from services.payloads import requested_prompt_blob, sample_blob
 from services.prompts import PromptSource, make_prompts
 from services.rewards import RewardFailure, RewardRunner
 from services.rollouter.core import RollouterCore, Score
@@ -60,45 +60,32 @@ class RollouterPerformer:
         self._scoring: dict[int, tuple[Job, SampleGroup]] = {}
         """Number at the reward workers -> the request, and its answers without rewards."""
         self._submitted = 0
-        self._payloads: dict[Owner, dict[str, None]] = {}
-        """Whose payloads there are, and their names; removed when it is accounted for and nobody works on it."""
+        self._written: dict[Owner, dict[str, None]] = {}
+        """Whose prompts this incarnation has written, and their names, while they may be asked for again."""
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._collect, name="scoring", daemon=True)
 
-    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
+    def recovered(self, shell: Shell) -> None:
         self._shell = shell
-        groups = self._core.groups
-        for sample, group in {} if groups is None else groups.by_sample.items():
-            for answer, state in enumerate(group.answers):
-                self._remember(("sample", sample), prompt_blob(sample), f"{sample}.{answer}", state.attempt)
-        for request in self._core.evaluation.asked.values():
-            self._remember(_owner(request), requested_prompt_blob(request), request.request, request.attempt)
         self._rewards.start()
         self._thread.start()
 
-    def _remember(self, owner: Owner, prompt: str, request: str, attempts: int) -> None:
-        """What the predecessor, and replicas for it, wrote."""
-        if attempts:
-            names = (answer_blob(request, attempt) for attempt in range(1, attempts + 1))
-            self._payloads.setdefault(owner, {}).update(dict.fromkeys([prompt, *names]))
-
     def prepare(self, events: Sequence[Event]) -> None:
-        """A request's prompt is written before the request."""
+        """A request's prompt is written before the request, once by each incarnation: it may be gone with the server that had it."""
         for event in events:
             if isinstance(event, GenerationRequested):
-                names = self._payloads.setdefault(_owner(event), {})
-                prompt = requested_prompt_blob(event)
-                if prompt not in names:
+                written, prompt = self._written.setdefault(_owner(event), {}), requested_prompt_blob(event)
+                if prompt not in written:
                     self._blobs.put(prompt, pack_tokens(self._prompt(event.sample).tokens))
-                names.update(dict.fromkeys((prompt, answer_blob(event.request, event.attempt))))
+                    written[prompt] = None
 
     def _prompt(self, number: int) -> Prompt:
         """The prompt of a sample or, below 0, of the validation set."""
         return self._prompts.prompt(number) if number >= 0 else self._prompts.validation(prompt_of(number))
 
     def look(self, entries: Sequence[Entry]) -> None:
-        self._remove_payloads()
+        self._forget_written()
         outstanding = [request for request in self._core.outstanding() if isinstance(request, Score | ScoreEvaluation)]
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}
         for request in outstanding:
@@ -106,18 +93,19 @@ class RollouterPerformer:
                 self._begun[request.key] = None
                 self._score(request)
 
-    def _remove_payloads(self) -> None:
-        """Only once the outcome is in the log, for a successor would need them to score it again, and no replica works on it."""
+    def _forget_written(self) -> None:
+        """Prompts that nobody will be asked about any more."""
         groups, evaluated = self._core.groups, self._core.evaluation.version
         done = [
             (kind, number)
-            for kind, number in self._payloads
+            for kind, number in self._written
             if (number != evaluated if kind == "evaluation" else groups is None or number not in groups.by_sample)
         ]
-        if done:
-            requests = self._core.requests
-            busy = {"sample": requests.samples(), "evaluation": requests.evaluated()}
-            self._blobs.delete([name for owner in done if owner[1] not in busy[owner[0]] for name in self._payloads.pop(owner)])
+        for owner in done:
+            del self._written[owner]
+
+    def durable(self, position: int) -> int:
+        return position
 
     def close(self) -> None:
         self._ending.set()

@@ -35,6 +35,7 @@ from bus.events import (
     YieldRefused,
     YieldRequested,
 )
+from bus.requests import ANSWERING
 from services.learner.micro_batches import plan_micro_batches
 from services.trainer.staleness import choose, missing, too_old
 
@@ -114,6 +115,8 @@ class TrainerCore:
 
     def apply(self, entry: Entry) -> None:
         event = entry.event
+        if type(event) in ANSWERING:
+            return
         self.books.apply(event)
         self.evaluations.apply(entry)
         match event:
@@ -167,8 +170,11 @@ class TrainerCore:
     def _take_publication(self, event: WeightsPublished) -> None:
         plan = self.books.plan
         assert plan is not None
-        self._publish_cause = None
-        self.publications[event.version] = (self.books.steps_done, event)
+        known = self.publications.get(event.version)
+        if known is None:
+            self._publish_cause = None
+        # Published again after a redo: it is still of the step it was first published after, and the next version may be due.
+        self.publications[event.version] = (self.books.steps_done if known is None else known[0], event)
         if event.version > 0 and (event.version % plan.checkpoint_every_versions == 0 or self.books.last_step_done):
             self._checkpoint_due = self.books.steps_done
 
@@ -178,9 +184,8 @@ class TrainerCore:
         self.checkpoints = [*self.checkpoints, event][-KEPT_CHECKPOINTS:]
         if len(self.checkpoints) == KEPT_CHECKPOINTS:
             oldest = self.checkpoints[0]
-            for batch in self.history:
-                if batch.step <= oldest.step:
-                    self.payloads = {sample: blob for sample, blob in self.payloads.items() if sample not in batch.samples}
+            for sample in (sample for batch in self.history if batch.step <= oldest.step for sample in batch.samples):
+                self.payloads.pop(sample, None)
             self.history = [batch for batch in self.history if batch.step > oldest.step]
             self.publications = {v: kept for v, kept in self.publications.items() if v >= oldest.version}
 
@@ -201,8 +206,8 @@ class TrainerCore:
         return self.books.batch is not None or (self._lend_in_mid_cycle and not self.granted)
 
     def _drop_stale(self) -> Event | None:
-        stale = None if self.books.last_step_done else too_old(self.books)
-        if stale is None:
+        stale = too_old(self.books)
+        if stale is None or self.books.last_step_done:
             return None
         detail = f"its oldest weights are {stale.oldest_version}, version {self.books.version} is trained"
         return SampleDropped(sample=stale.sample, reason="stale", detail=detail)
@@ -210,8 +215,9 @@ class TrainerCore:
     def _drop_tail(self) -> Event | None:
         plan, books = self.books.plan, self.books
         assert plan is not None
-        partial = books.no_more_samples and 0 < len(books.ready) < plan.required_samples
-        if plan.tail == "drop" and partial and books.batch is None and not books.last_step_done:
+        if plan.tail != "drop" or not 0 < len(books.ready) < plan.required_samples:
+            return None
+        if books.no_more_samples and books.batch is None and not books.last_step_done:
             return SampleDropped(sample=next(iter(books.ready)), reason="tail")
         return None
 

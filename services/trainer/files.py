@@ -8,32 +8,32 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from bus.errors import CheckpointError
+from services.places import checkpoint_folder
 
 _NAME = re.compile(r"checkpoint-e\d+-s\d+")
 
 
 class CheckpointFiles:
-    """The checkpoints below one folder."""
+    """The checkpoints below one folder. A run may be moved with its folder, so they are found by their name."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
     def folder(self, epoch: int, step: int) -> Path:
-        """Where the checkpoint after `step` goes."""
+        """Where the checkpoint after `step` goes. What lies there already is of a history that was lost, and is removed."""
         self._root.mkdir(parents=True, exist_ok=True)
-        return self._root / f"checkpoint-e{epoch}-s{step}"
+        path = self._root / f"checkpoint-e{epoch}-s{step}"
+        if path.is_dir():
+            shutil.rmtree(path)
+        return path
 
     def path(self, uri: str) -> Path:
         """The folder of a recorded checkpoint. Raises CheckpointError when it is not there."""
-        path = Path(unquote(urlparse(uri).path))
-        if not path.is_dir():
-            raise CheckpointError(f"checkpoint {uri} is not there: it was removed, or the run's folder was moved")
-        return path
+        return checkpoint_folder(uri, self._root.parent)
 
     def keep(self, uris: Collection[str]) -> None:
         """Removes every checkpoint that is older than all of `uris`."""
-        kept = {Path(unquote(urlparse(uri).path)) for uri in uris}
+        kept = {self._root / Path(unquote(urlparse(uri).path)).name for uri in uris}
         present = [path for path in kept if path.is_dir()]
         if not present:
             return

@@ -10,13 +10,12 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from bus.blobs import get_blob
 from bus.core import Request
 from bus.entry import Entry
-from bus.errors import CheckpointError, LearnerError
+from bus.errors import LearnerError
 from bus.events import (
     BatchFormed,
     CheckpointSaved,
@@ -24,7 +23,6 @@ from bus.events import (
     DevicesYielded,
     Event,
     RedoDiverged,
-    SampleDropped,
     StepDone,
     WeightsPublished,
 )
@@ -32,9 +30,8 @@ from bus.log import Blobs
 from services.advice import advice
 from services.context import ServiceContext
 from services.launcher.folders import remove_shm_folder
-from services.learner.digests import weights_digest
 from services.learner.protocol import Learner
-from services.payloads import sample_blob
+from services.learner.redo import Redone, load_newest, redo
 from services.samples import SampleGroup, unpack_group
 from services.shell import Facts, Shell
 from services.trainer.core import KEPT_CHECKPOINTS, Checkpoint, Publish, Reload, Train, TrainerCore, Yield
@@ -63,10 +60,6 @@ class TrainerPerformer:
         self._waiting = WaitingClock(time.monotonic)
         self._learner: Learner | None = None
         self._restored = False
-        self._trained: dict[int, tuple[int, ...]] = {}
-        """Step -> its samples, while their payloads may be needed for a redo."""
-        self._dropped: deque[int] = deque()
-        """Ready samples that were dropped and will never be trained: their payloads are to be removed."""
         self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
 
     @property
@@ -74,9 +67,8 @@ class TrainerPerformer:
         assert self._shell is not None
         return self._shell
 
-    def recovered(self, shell: Shell, entries: Sequence[Entry]) -> None:
+    def recovered(self, shell: Shell) -> None:
         self._shell = shell
-        self._trained = {batch.step: batch.samples for batch in self._core.history}
         self._thread.start()
 
     def prepare(self, events: Sequence[Event]) -> None:
@@ -84,14 +76,17 @@ class TrainerPerformer:
 
     def look(self, entries: Sequence[Entry]) -> None:
         self._waiting.look(self._core.is_waiting)
-        own = [entry.event for entry in entries if isinstance(entry.event, SampleDropped) and entry.event.emitted_by() == ("trainer",)]
-        self._dropped.extend(drop.sample for drop in own)
         outstanding = self._core.outstanding()
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}
         for request in outstanding:
             if request.key not in self._begun:
                 self._begun[request.key] = None
                 self._jobs.put(request)
+
+    def durable(self, position: int) -> int:
+        """A successor begins with the newest checkpoint and trains again what comes after it."""
+        checkpoints = self._core.checkpoints
+        return min(position, checkpoints[-1].position) if checkpoints else 0
 
     def close(self) -> None:
         """What was begun is finished, as far as that takes no longer than a supervisor waits."""
@@ -182,25 +177,20 @@ class TrainerPerformer:
             return []
         learner = self._learner_or_new(offloaded=False)
         step = self._load_newest(learner)
+        batches = [batch for batch in self._core.history if step < batch.step <= self._core.books.steps_done]
         facts: list[tuple[Event, int]] = []
-        published = dict(self._core.publications.values())
-        for batch in [batch for batch in self._core.history if step < batch.step <= self._core.books.steps_done]:
-            logger.info("redo: step=%d of=%d", batch.step, self._core.books.steps_done)
-            learner.train(batch.step, self._groups(batch), batch.micro_batches)
-            if batch.step in published:
-                learner.begin_cycle()
-                facts += self._compare(published[batch.step])
+        for redone in redo(learner, batches, dict(self._core.publications.values()), self._groups):
+            logger.info("redone: step=%d of=%d", redone.step, self._core.books.steps_done)
+            facts += self._compare(redone)
         self._restored = True
         return facts
 
     def _load_newest(self, learner: Learner) -> int:
-        for saved in reversed(self._core.checkpoints):
-            try:
-                learner.load(self._files.path(saved.uri))
-            except CheckpointError as error:
-                logger.warning("checkpoint skipped: step=%d error=%s", saved.step, error)
-            else:
-                return saved.step
+        # One that was saved in another history of this run, which the log has lost, is none of this one.
+        known = [saved for saved in self._core.checkpoints if saved.position <= self.shell.position]
+        saved = load_newest(learner, known, self._files.path)
+        if saved is not None:
+            return saved.step
         if self._core.history and self._core.history[0].step != 1:
             raise LearnerError(
                 f"none of the checkpoints {[saved.uri for saved in self._core.checkpoints]} can be read, and the batches before step "
@@ -208,14 +198,13 @@ class TrainerPerformer:
             )
         return 0
 
-    def _compare(self, published: WeightsPublished) -> list[tuple[Event, int]]:
-        plan = self._core.books.plan
+    def _compare(self, redone: Redone) -> list[tuple[Event, int]]:
+        plan, published = self._core.books.plan, redone.published
         assert plan is not None
-        redone = weights_digest(self._learner_or_new(offloaded=False).weights())
-        if redone == published.digest:
+        if published is None or not redone.differs:
             return []
         diverged = RedoDiverged(
-            version=published.version, recorded_digest=published.digest, redone_digest=redone, action=plan.on_redo_diverged
+            version=published.version, recorded_digest=published.digest, redone_digest=redone.digest, action=plan.on_redo_diverged
         )
         facts: list[tuple[Event, int]] = [(diverged, self.shell.position)]
         if plan.on_redo_diverged == "republish" and published.version == self._core.books.version:
@@ -223,16 +212,11 @@ class TrainerPerformer:
         return facts
 
     def _tidy(self, request: Request) -> None:
-        """Removes what nobody can need any more: older weights, and checkpoints and samples behind the oldest kept checkpoint."""
+        """Removes what nobody can need any more: older weights, and checkpoints behind the oldest kept one."""
         if isinstance(request, Publish) and self._core.books.publication is not None:
             self._store.retire({self._core.books.publication.uri, *self._core.evaluations.needed_uris})
-        self._blobs.delete([sample_blob(self._dropped.popleft()) for _ in range(len(self._dropped))])
-        if isinstance(request, Train):
-            self._trained[request.batch.step] = request.batch.samples
         if isinstance(request, Checkpoint) and len(self._core.checkpoints) == KEPT_CHECKPOINTS:
             self._files.keep({saved.uri for saved in self._core.checkpoints})
-            done = [step for step in self._trained if step <= self._core.checkpoints[0].step]
-            self._blobs.delete([sample_blob(sample) for step in done for sample in self._trained.pop(step)])
 
 
 def main(context: ServiceContext) -> None:
@@ -241,7 +225,7 @@ def main(context: ServiceContext) -> None:
     for text in advice(config):
         logger.warning("%s", text)
     core = TrainerCore()
-    store = WeightStore(context.run, config.weights.transport, config.weights.folder or context.folder / "weights")
+    store = WeightStore(context.run, config.weights.transport, context.weights_folder)
     files = CheckpointFiles(context.folder / "checkpoints")
     Shell(context, core, TrainerPerformer(core, context.make_learner, store, files, context.open_blobs())).run()
     if core.ended and not context.supervised:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bus.core import Core
 from bus.entry import Entry
 from bus.events import PolicyAttached, ReplicaLost, RunEnded
 from bus.requests import Requests
+from replay.core_check import Subject
+from replay.differences import Report
 from replay.invariants import Invariants
-from replay.verify import Report, Subject, verify
+from replay.ledger import Ledger
+from replay.lookahead import Attached
+from replay.verify import verify
 from services.controller.core import ControllerCore
 from services.policy.core import PolicyCore
 from services.rollouter.core import RollouterCore
@@ -23,12 +29,24 @@ def policy_core(attached: PolicyAttached | None) -> Core:
     return PolicyCore(make_policy(name, {} if attached is None else attached.params))
 
 
+def shadow_core(attached: PolicyAttached | None) -> Core:
+    """The same for one that only watches."""
+    name = "static_fully_async" if attached is None else attached.name
+    return PolicyCore(make_policy(name, {} if attached is None else attached.params), "shadow")
+
+
 SUBJECTS = [
     Subject("trainer", lambda _: TrainerCore(), lambda _: CODE),
     Subject("rollouter", lambda _: RollouterCore(), lambda _: CODE),
     Subject("controller", lambda _: ControllerCore(), lambda _: CODE),
     Subject("policy", policy_core, lambda _: CODE),
 ]
+
+
+def subjects_of(attached: Sequence[Attached]) -> list[Subject]:
+    """The cores of a run, and of the shadows that watched it."""
+    shadows = dict.fromkeys(source for source, event in attached if event.mode == "shadow")
+    return [*SUBJECTS, *(Subject(source, shadow_core, lambda _: CODE) for source in shadows)]
 
 
 def verify_log(entries: list[Entry], last_chain: str | None = None) -> Report:
@@ -64,10 +82,11 @@ def check_requests(entries: list[Entry]) -> None:
 
 
 def check_books(entries: list[Entry]) -> None:
-    """Every sample is in one place, and the core's books say the same as the independent fold."""
-    fold, trainer = Invariants(), TrainerCore()
+    """Every sample is in one place, and the core's books say the same as the independent fold and as the ledger."""
+    fold, trainer, ledger = Invariants(), TrainerCore(), Ledger()
     for entry in entries:
         fold.apply(entry)
+        ledger.apply(entry)
         trainer.books.apply(entry.event)
     assert isinstance(fold.ended, RunEnded)
     places = list(fold.place.values())
@@ -77,3 +96,4 @@ def check_books(entries: list[Entry]) -> None:
     assert len(books.in_flight) == places.count("in flight")
     assert sum(books.dropped.values()) == sum(place.startswith("dropped") for place in places)
     assert len(places) == books.started
+    assert ledger.balanced, [str(fault) for fault in ledger.faults]

@@ -24,6 +24,7 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
+from services.payloads import answer_blob
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -186,7 +187,7 @@ class SimReplica:
             outcome=outcome,
             num_tokens=num_tokens,
             version_spans=((self.version, num_tokens),) if num_tokens else (),
-            blob=BlobRef(name=f"{request.request}.{request.attempt}", num_bytes=1, digest="0"),
+            blob=BlobRef(name=answer_blob(request.request, request.attempt), num_bytes=1, digest="0"),
         )
         twice = self.world.random.random() < self.world.faults.duplicate
         self.say(*([fact, fact] if twice else [fact]), cause=cause)

@@ -13,7 +13,7 @@ from bus.core import Core
 from bus.entry import Entry
 from bus.events import Event, GenerationRequested, PolicyAttached, ReplicaLost, RoutesCut, SampleDropped, ServiceStarted
 from bus.requests import Outcome, Requests
-from replay.verify import Report
+from replay.differences import Report
 from services.controller.replicas import Replicas
 from services.controller.swing import Swing
 from services.rollouter.routes import Routes

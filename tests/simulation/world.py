@@ -169,20 +169,31 @@ class World:
         self.policy_name = self.random.choice(POLICIES)
         self._start(self._make_policy(self.policy_name))
 
+    def watch_by(self, policy: str) -> None:
+        """A shadow watches this run, until its end or its death."""
+        attached = PolicyAttached(name=policy, params={}, mode="shadow", code=CODE)
+        self._start(SimPolicy(self, PolicyCore(make_policy(policy, {}), "shadow"), attached))
+
     def _operate(self, event: StopRequested | RebalanceRequested) -> None:
         self._supervisor.append(Producer("operator", 0), [Draft(event, derived=False, cause=0, at=self.clock())])
 
     # --- the scheduler -----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Runs to RunEnded, and on until everybody has read it. Raises AssertionError when it never comes."""
+    def run(self, max_ticks: int | None = None, watch: Callable[[int], None] | None = None) -> None:
+        """Runs to RunEnded, and on until everybody has read it. Raises AssertionError when it never comes.
+
+        `watch` is told the number of entries every thousand ticks.
+        """
+        most = MAX_TICKS if max_ticks is None else max_ticks
         sources = ["trainer", "rollouter", "controller", "policy", *(f"replica:{name}" for name in self.plan.standalone + self.plan.hybrid)]
         self.random.shuffle(sources)
         for source in sources:
             self._start(self._make(source))
         while not isinstance(self.store.entries[-1].event, RunEnded) and not self._has_ended():
             self.ticks += 1
-            assert self.ticks < MAX_TICKS, f"the run did not end within {MAX_TICKS} ticks, at {len(self.store.entries)} entries"
+            assert self.ticks < most, f"the run did not end within {most} ticks, at {len(self.store.entries)} entries"
+            if watch is not None and self.ticks % 1000 == 0:
+                watch(len(self.store.entries))
             self._tick()
         for process in self._everybody():
             self._guard(process, lambda process=process: self._finish_reading(process))  # type: ignore[misc]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bus.entry import Draft, Producer
-from bus.errors import Fenced, GapError, LogError
+from bus.errors import DiskError, Fenced, GapError, LogError
 from bus.events import (
     Event,
     PolicyAttached,
@@ -20,9 +21,10 @@ from bus.events import (
     ServiceStarted,
     ServiceStopped,
 )
-from bus.memory_log import MemoryLog, MemoryStore
+from bus.memory_log import MemoryBlobs, MemoryLog, MemoryStore
 from bus.recorder import Recorder
-from bus.recording import Recording
+from bus.recording import Recording, Row
+from bus.run_recorder import RunRecorder
 from services.archiver.archiver import Archiver
 from services.archiver.attendance import KINDS, Attendance
 from tests.bus.factories import fact, plan, started, steps
@@ -44,8 +46,8 @@ class Run:
     def _archive(self) -> None:
         log = MemoryLog(self.store)
         try:
-            with Recorder.open(self.folder, "r", log.log_id) as recorder:
-                Archiver(log, recorder, self.me, self.reported.append, Attendance(), self._grace_s).run()
+            with RunRecorder.open(self.folder, "r", log.log_id, MemoryBlobs(self.store)) as recorder:
+                Archiver(log, recorder, self.me, Attendance(), self._grace_s, self.reported.append).run()
         except LogError as error:
             self.error = error
 
@@ -202,3 +204,84 @@ def test_the_run_is_over_with_run_ended() -> None:
     assert not attended(("controller", START)).ended
     assert attended(("controller", RunEnded(reason="completed"))).ended
     assert {"RunEnded", "ServiceStarted", "ServiceStopped"} <= set(KINDS)
+
+
+class FullDisk:
+    """A recording whose disk takes nothing until it is told to."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self._recorder = recorder
+        self.full = True
+        self.refused = 0
+
+    @property
+    def last_position(self) -> int:
+        return self._recorder.last_position
+
+    def append(self, rows: Sequence[Row]) -> None:
+        if self.full and rows:
+            self.refused += 1
+            raise DiskError("the disk is full")
+        self._recorder.append(rows)
+
+
+class FullRun(Run):
+    """A run whose archiver has a full disk. `turns` counts the janitor's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.disk: FullDisk | None = None
+        self.turns = 0
+
+    def _archive(self) -> None:
+        log = MemoryLog(self.store)
+        try:
+            with RunRecorder.open(self.folder, "r", log.log_id, MemoryBlobs(self.store)) as recorder:
+                self.disk = FullDisk(recorder)
+                Archiver(log, self.disk, self.me, Attendance(), 1.0, self.reported.append, hindered=self._turn).run()
+        except LogError as error:
+            self.error = error
+
+    def _turn(self, error: DiskError) -> None:
+        self.turns += 1
+
+    def wait_until_refused(self, times: int) -> FullDisk:
+        deadline = time.monotonic() + 20.0
+        while self.disk is None or self.disk.refused < times:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return self.disk
+
+
+def test_an_archiver_whose_disk_is_full_goes_on_when_there_is_room_and_the_janitor_has_its_turn_meanwhile(tmp_path: Path) -> None:
+    run = FullRun(tmp_path)
+    run.log.append(run.me, steps(1, 5))
+    run.start()
+    disk = run.wait_until_refused(2)
+    assert (run.reported, run.recorded()) == ([], [])
+    assert run.turns > 0
+    run.log.append(run.me, [*steps(6, 3), fact(RunEnded(reason="completed"))])
+    disk.full = False
+    run.wait()
+    assert run.error is None
+    assert run.recorded() == list(range(1, 12))
+
+
+def test_an_archiver_whose_disk_is_full_still_ends_when_it_was_replaced(tmp_path: Path) -> None:
+    run = FullRun(tmp_path)
+    run.start()
+    run.wait_until_refused(1)
+    run.log.append(run.me, steps(1, 1500))
+    run.log.attach("archiver", fact(started()))
+    run.wait()
+    assert isinstance(run.error, Fenced)
+
+
+def test_an_observer_records_until_the_end_whoever_is_the_archiver(tmp_path: Path) -> None:
+    run = Run(tmp_path / "own")
+    trainer = run.log.attach("trainer", fact(started())).producer
+    run.log.attach("archiver", fact(started()))
+    run.say(trainer, RunEnded(reason="completed"), ServiceStopped(reason="done"))
+    with RunRecorder.open(tmp_path / "other", "r", run.store.log_id, MemoryBlobs(run.store)) as recorder:
+        Archiver(run.log, recorder, None, Attendance(), 0.1).run()
+        assert recorder.last_position == 6

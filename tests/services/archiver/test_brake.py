@@ -9,13 +9,15 @@ import pytest
 from bus.blobs import blob_ref
 from bus.entry import Draft, Entry, Producer
 from bus.events import BatchFormed, Event, RolloutPaused, RolloutResumed, RunEnded, SampleReady, SampleStarted, StepDone
-from bus.memory_log import MemoryLog, MemoryStore
+from bus.memory_log import MemoryBlobs, MemoryLog, MemoryStore
 from bus.memory_use import Use
+from bus.recording import Row
 from services.archiver.brake import Brake, Marks
 from services.archiver.janitor import EVERY_S, STILL_S, Janitor
 from services.config import RedisConfig
 from services.controller.core import ControllerCore
 from tests.bus.factories import plan, step_done
+from tests.services.archiver.trims import MemoryTrims
 
 MARKS = Marks(resume_at=0.6, pause_at=0.8)
 
@@ -120,9 +122,10 @@ def test_the_janitor_appends_what_the_brake_says_and_measures_once_in_a_while() 
         measured.append(clock[0])
         return Use(90, None)
 
-    janitor = Janitor(log, measure, RedisConfig(memory_budget=1 << 17, memory_pause_at=0.0005, memory_resume_at=0.0001), lambda: clock[0])
+    settings = RedisConfig(memory_budget=1 << 17, memory_pause_at=0.0005, memory_resume_at=0.0001)
+    janitor = Janitor(log, MemoryTrims(store), MemoryBlobs(store), measure, settings, lambda: clock[0])
     log.append(Producer("x", 0), [Draft(SampleStarted(sample=0, version=0), derived=False, cause=0, at=1)])
-    janitor.take(store.entries)
+    janitor.take([Row.of(entry) for entry in store.entries])
     for clock[0] in (EVERY_S / 2, EVERY_S, EVERY_S * 1.5, EVERY_S * 2, EVERY_S * 2 + STILL_S):
         janitor.take([])
     assert measured == [EVERY_S, EVERY_S * 2, EVERY_S * 2 + STILL_S]

@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from bus.entry import Draft
-from bus.events import Event, RunEnded, ServiceStarted, ServiceStopped, WaitSamples
-from bus.log import Attached
+from bus.events import RolloutPaused, RunEnded, ServiceStopped, WaitSamples
+from bus.payload_recording import FILE_NAME as PAYLOADS
 from bus.recording import FILE_NAME, Recording
-from bus.redis_log import RedisLog
-from bus.trimming import Trimming
-from services.config_file import make_config
 from services.entry import ENDED, FENCED
-from services.plan import plan_run
-from tests.bus.factories import fact
-
-PATIENCE_S = 30.0
-
-
-class Run:
-    """A run on a server; its archiver is started and ended by the test."""
-
-    def __init__(self, url: str, run: str, folder: Path) -> None:
-        config = make_config({"async_training": {"total_steps": 1}, "devices": "unpinned", "supervisor": {"grace_s": 4.0}}, "test")
-        self.url, self.run, self.folder = url, run, folder
-        self.log = RedisLog.create(url, plan_run(config, run), 0)
-        self.trainer = self.attach("trainer").producer
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def attach(self, source: str) -> Attached:
-        return self.log.attach(source, fact(ServiceStarted(code="")))
-
-    def say(self, *events: Event) -> int:
-        return self.log.append(self.trainer, [Draft(event, derived=False, cause=0, at=1) for event in events])
-
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "services.entry", "archiver", "--run", self.run, "--folder", str(self.folder)]
-        self.processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"REDIS_URL": self.url}))
-        return self.processes[-1]
-
-    def recorded(self) -> int:
-        """Position up to which the archiver said that everything is recorded."""
-        return Trimming(self.url, self.run, self.log.log_id).positions().get("archiver", 0)
-
-    def wait_until_recorded(self, position: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.recorded() < position:
-            assert self.processes[-1].poll() is None, ended(self.processes[-1])
-            assert time.monotonic() < deadline, f"recorded {self.recorded()} of {position}"
-            time.sleep(0.02)
-
-    def events(self) -> list[Event]:
-        with Recording.open(self.folder) as recording:
-            return [entry.event for entry in recording.entries()]
-
-    def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        self.log.close()
+from tests.disks import SmallDisk
+from tests.services.archiver.runs import PATIENCE_S, Run, ended
 
 
 @pytest.fixture
@@ -75,13 +28,6 @@ def archived(server_url: str, run: str, tmp_path: Path) -> Iterator[Run]:
     made = Run(server_url, run, tmp_path / "run")
     yield made
     made.close()
-
-
-def ended(process: subprocess.Popen[bytes]) -> int:
-    """The exit code; what a failed process said is shown."""
-    _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in (ENDED, FENCED), errors.decode()
-    return process.returncode
 
 
 def test_a_run_is_recorded_from_its_plan_to_the_archivers_own_last_word(archived: Run) -> None:
@@ -97,7 +43,7 @@ def test_a_run_is_recorded_from_its_plan_to_the_archivers_own_last_word(archived
     assert archived.recorded() == len(whole)
     with Recording.open(archived.folder) as recording:
         assert recording.meta() == (archived.run, archived.log.log_id, len(whole), whole[-1].chain)
-    assert [path.name for path in archived.folder.iterdir()] == [FILE_NAME]
+    assert sorted(path.name for path in archived.folder.iterdir()) == ["code", FILE_NAME, PAYLOADS]
 
 
 def test_an_archiver_that_is_told_to_end_records_its_last_word(archived: Run) -> None:
@@ -109,19 +55,23 @@ def test_an_archiver_that_is_told_to_end_records_its_last_word(archived: Run) ->
     assert archived.events()[-2:] == [WaitSamples(step=1, need=2, have=0), ServiceStopped(reason="terminated")]
 
 
-def test_a_killed_archiver_is_succeeded_without_a_gap(archived: Run) -> None:
-    first = archived.start()
-    for step in range(5):
-        archived.say(*(WaitSamples(step=step, need=2, have=have) for have in range(200)))
-        time.sleep(0.1)
-    archived.wait_until_recorded(100)
-    first.kill()
-    archived.say(WaitSamples(step=9, need=2, have=0))
-    second = archived.start()
-    archived.wait_until_recorded(1005)
+def test_an_archiver_that_is_killed_again_and_again_leaves_no_entry_and_no_payload_out(archived: Run) -> None:
+    """The kills come when it is starting, when it is recording, and when it has nothing to do."""
+    random = Random(7)
+    for first in range(0, 200, 50):
+        killed = archived.start()
+        last = archived.samples(first, 25)
+        if first:
+            archived.wait_until_recorded(last)
+        archived.samples(first + 25, 25)
+        time.sleep(random.uniform(0.0, 0.3))
+        killed.kill()
+        killed.wait()
+    final = archived.start()
     archived.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
-    assert ended(second) == ENDED
+    assert ended(final) == ENDED
     assert archived.events() == [entry.event for entry in archived.log.read(0, 10_000)]
+    assert archived.payloads() == list(range(200))
 
 
 def test_an_archiver_ends_when_another_one_takes_over(archived: Run) -> None:
@@ -132,6 +82,59 @@ def test_an_archiver_ends_when_another_one_takes_over(archived: Run) -> None:
     archived.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
     assert ended(second) == ENDED
     assert archived.events() == [entry.event for entry in archived.log.read(0, 10_000)]
+
+
+def check_a_full_disk(archived: Run, process: subprocess.Popen[bytes], make_room: Callable[[], None]) -> None:
+    """The archiver's disk takes about 400 KB. It stays, the run is paused when it has used its memory, and with room nothing is missing."""
+    first = archived.samples(0, 10) + 9
+    archived.wait_until_recorded(first)
+    last = archived.samples(10, 190) + 189
+    archived.wait_for(RolloutPaused)
+    assert process.poll() is None
+    assert archived.recorded() < last
+    make_room()
+    archived.wait_until_recorded(last)
+    archived.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == ENDED
+    said = errors.decode()
+    assert "the disk takes nothing, trying on: waited_s=0" in said
+    assert f"cannot be written to {archived.folder / PAYLOADS}" in said
+    assert "the disk takes entries again" in said
+    assert archived.events() == [entry.event for entry in archived.log.read(0, 10_000)]
+    assert archived.payloads() == list(range(200))
+
+
+def test_an_archiver_whose_files_cannot_grow_goes_on_when_they_can_again(redis_url: str, run: str, tmp_path: Path) -> None:
+    with closing(Run(redis_url, run, tmp_path / "run", memory_budget=600_000)) as archived:
+        process = archived.start()
+        archived.wait_until_recorded(3)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+        check_a_full_disk(
+            archived,
+            process,
+            lambda: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
+        )
+
+
+def test_an_archiver_that_starts_on_a_full_disk_waits_for_room(redis_url: str, run: str, tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "disk", "600k")
+    try:
+        with closing(Run(redis_url, run, disk.path / "run", memory_budget=600_000)) as archived:
+            with suppress(OSError), (disk.path / "stuffing").open("wb", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+            process = archived.start()
+            archived.samples(0, 200)
+            archived.wait_for(RolloutPaused)
+            assert process.poll() is None
+            disk.enlarge("16m")
+            archived.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
+            assert ended(process) == ENDED
+            assert archived.events() == [entry.event for entry in archived.log.read(0, 10_000)]
+            assert archived.payloads() == list(range(200))
+    finally:
+        disk.close()
 
 
 def test_an_archiver_takes_no_torch_along() -> None:

@@ -221,7 +221,7 @@ def trained(*events: Event) -> Training:
 
 def test_staleness_is_the_distance_to_the_version_that_was_trained() -> None:
     training = trained(ready(1, 0), ready(2, 2), ready(3, 3), batch(1, 1, 2, 3), step_done(1, version=3))
-    assert training.staleness == [3, 1, 0]
+    assert training.staleness == {3: 1, 1: 1, 0: 1}
     assert training.staleness_of_trained() == Distribution(0, 4 / 3, 3)
     assert trained().staleness_of_trained() is None
 

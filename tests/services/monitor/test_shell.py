@@ -11,6 +11,7 @@ import pytest
 from bus.entry import Draft, Entry, Producer
 from bus.errors import GapError, LogMissing
 from bus.events import RunEnded
+from bus.history import History
 from bus.memory_log import MemoryLog, MemoryStore
 from bus.recorder import Recorder
 from bus.redis_log import RedisLog
@@ -27,13 +28,13 @@ def copy_of(entries: list[Entry]) -> MemoryStore:
 
 def test_a_finished_run_is_followed_to_its_last_entry(tmp_path: Path) -> None:
     store = simulated(0).store
-    assert list(follow(MemoryLog(store), tmp_path)) == store.entries
+    assert list(follow(History(MemoryLog(store), tmp_path))) == store.entries
 
 
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:
     entries = simulated(0).store.entries
     store, seen = copy_of(entries[:20]), list[Entry]()
-    thread = threading.Thread(target=lambda: seen.extend(follow(MemoryLog(store), tmp_path)))
+    thread = threading.Thread(target=lambda: seen.extend(follow(History(MemoryLog(store), tmp_path))))
     thread.start()
     for entry in entries[20:]:
         with store.grown:
@@ -52,14 +53,14 @@ def test_what_the_server_has_forgotten_is_read_from_the_recording(tmp_path: Path
     with Recorder.open(tmp_path, store.run, store.log_id) as recorder:
         recorder.append(entries[: len(entries) // 2])
     store.trim(len(entries) // 3)
-    assert list(follow(MemoryLog(store), tmp_path)) == entries
+    assert list(follow(History(MemoryLog(store), tmp_path))) == entries
 
 
 def test_without_a_recording_a_forgotten_entry_is_a_gap(tmp_path: Path) -> None:
     store = simulated(0).store
     store.trim(5)
     with pytest.raises(GapError, match="entries 1 to 5 were trimmed"):
-        list(follow(MemoryLog(store), tmp_path))
+        list(follow(History(MemoryLog(store), tmp_path)))
 
 
 def test_watching_a_run_shows_it_and_ends_with_its_summary(

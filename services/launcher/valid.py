@@ -1,0 +1,43 @@
+"""Which steps of a recorded run can be gone back to: those with a checkpoint that is whole, and after which there is something to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from bus.errors import CheckpointError
+from bus.events import CheckpointSaved
+from services.launcher.past import Past
+from services.places import checkpoint_folder
+
+DIGESTS = "digests.json"
+
+
+def offered_steps(past: Past, folder: Path) -> list[int]:
+    """In ascending order. Reads the checkpoints, which takes a while for large ones."""
+    return sorted(step for step in newest_saved(past) if step < past.plan.total_steps and whole_checkpoint(past, folder, step) is not None)
+
+
+def newest_saved(past: Past) -> dict[int, tuple[int, CheckpointSaved]]:
+    """Step -> (position, event) of its newest checkpoint."""
+    return {saved.step: (position, saved) for position, saved in past.checkpoints}
+
+
+def whole_checkpoint(past: Past, folder: Path, step: int) -> Path | None:
+    """The folder of the step's checkpoint, None when it is not there or torn."""
+    found = newest_saved(past).get(step)
+    if found is None:
+        return None
+    try:
+        path = checkpoint_folder(found[1].uri, folder)
+        digests = json.loads((path / DIGESTS).read_text())
+        whole = all(_digest(path / name) == digest for name, digest in digests.items())
+    except (CheckpointError, OSError, ValueError):
+        return None
+    return path if whole and digests else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

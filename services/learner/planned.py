@@ -1,0 +1,33 @@
+"""The learner of a planned run, in its initial state, to train again what that run trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bus.events import RunPlanned
+from services.config import SCRIPTED
+from services.learner.config import LearnerConfig
+from services.learner.protocol import Learner
+from services.plan import config_of
+
+
+def planned_learner(plan: RunPlanned, settings: LearnerConfig | None = None, model: Path | None = None) -> Learner:
+    """With the plan's settings or with others, and with the plan's initial model or where a copy of it lies now.
+
+    A scripted one takes no time. Raises ConfigError for a model that cannot be used.
+    """
+    config = config_of(plan)
+    if config.model.path == SCRIPTED:
+        from services.learner.scripted import ScriptedLearner
+
+        return ScriptedLearner()
+    from services.learner.hf import HfLearner
+
+    chosen = settings or config.actor
+    return HfLearner(chosen if model is None else chosen.model_copy(update={"model": str(model)}), plan.total_steps)
+
+
+def planned_settings(plan: RunPlanned) -> LearnerConfig | None:
+    """The plan's settings of the learner; None: it is scripted and has none."""
+    config = config_of(plan)
+    return None if config.model.path == SCRIPTED else config.actor

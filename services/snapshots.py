@@ -1,0 +1,103 @@
+"""Snapshots of a live service's core, so that its successor, and whoever looks at the recording, need not fold the whole log.
+
+    shell: entries taken, decisions appended ─ every few thousand entries ─▶ frozen core ─▶ the server ─▶ archiver ─▶ the recording
+    successor of the same code: newest one of this log ─▶ core, and only the entries after it are read
+
+They only save time: whatever goes wrong with them is said in the service's log, and the entries are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from bus.core import Core
+from bus.entry import Entry
+from bus.errors import CodecError, LogError, ServerError
+from bus.events import RunEnded
+from bus.history import History
+from bus.recording import FILE_NAME
+from bus.redis_snapshots import RedisSnapshots
+from bus.snapshot import freeze, thaw_into
+from bus.snapshot_table import SNAPSHOT_EVERY, Snapshot, SnapshotTable
+from services.context import ServiceContext
+
+logger = logging.getLogger(__name__)
+
+UNLUCKY = (CodecError, LogError, ServerError)
+
+
+class Snapshots:
+    """Those of one incarnation. `code`: `bus.snapshot_table.core_code` of what it runs."""
+
+    def __init__(self, context: ServiceContext, source: str, code: str, every: int = SNAPSHOT_EVERY) -> None:
+        self._context = context
+        self._source = source
+        self._code = code
+        self._every = every
+        self._server = RedisSnapshots(context.url, context.run)
+        self._epoch = 0
+        self._last = 0
+        """Position of the newest one."""
+        self._over = False
+        """There will be no more: the run has ended, a successor is there, or the state cannot be frozen."""
+
+    def close(self) -> None:
+        self._server.close()
+
+    def restore(self, core: Core, history: History, before: int) -> Snapshot | None:
+        """Gives a fresh core the state of the newest one before `before` that is of use; None: there is none."""
+        for snapshot in self._found(before):
+            try:
+                if history.read(snapshot.position - 1, 1)[0].chain != snapshot.chain:
+                    continue
+                thaw_into(core, snapshot.core)
+            except UNLUCKY as error:
+                logger.warning("snapshot not used: position=%d error=%s", snapshot.position, error)
+            else:
+                logger.info("goes on from a snapshot: position=%d bytes=%d", snapshot.position, len(snapshot.core))
+                return snapshot
+        return None
+
+    def _found(self, before: int) -> Iterator[Snapshot]:
+        """The one on the server, else the newest one in the recording, if that is on this machine."""
+        for find in (self._on_server, self._in_recording):
+            try:
+                snapshot = find(before)
+            except UNLUCKY as error:
+                logger.warning("no snapshot is found: error=%s", error)
+                continue
+            if snapshot is not None and snapshot.code == self._code and snapshot.position < before and snapshot.decided_at is not None:
+                yield snapshot
+
+    def _on_server(self, before: int) -> Snapshot | None:
+        return self._server.get(self._source)
+
+    def _in_recording(self, before: int) -> Snapshot | None:
+        if not (self._context.folder / FILE_NAME).is_file():
+            return None
+        with SnapshotTable.open(self._context.folder) as table:
+            position = table.position_before(self._source, self._code, before - 1)
+            return None if position is None else table.get(self._source, self._code, position)
+
+    def begin(self, epoch: int, position: int) -> None:
+        """The incarnation serves from here on."""
+        self._epoch, self._last = epoch, position
+
+    def look(self, core: Core, entries: Sequence[Entry], decided_at: Mapping[str, int]) -> None:
+        """The core has taken these, and all decisions on them are in the log: it is time, or not."""
+        self._over = self._over or any(self._ends(entry) for entry in entries)
+        if self._over or entries[-1].position < self._last + self._every:
+            return
+        newest = entries[-1]
+        self._last = newest.position
+        try:
+            self._server.put(Snapshot(self._source, self._code, newest.position, newest.chain, freeze(core), dict(decided_at)))
+        except CodecError as error:
+            logger.warning("there will be no snapshots: error=%s", error)
+            self._over = True
+        except (LogError, ServerError) as error:
+            logger.warning("snapshot not kept: position=%d error=%s", newest.position, error)
+
+    def _ends(self, entry: Entry) -> bool:
+        return isinstance(entry.event, RunEnded) or (entry.source == self._source and entry.epoch > self._epoch)
