@@ -8,53 +8,62 @@ from __future__ import annotations
 from bus import chain
 from bus.entry import Entry
 from bus.errors import CoreError
-from bus.events import PolicyAttached, ServiceStarted
+from bus.events import Event, PolicyAttached, ServiceStarted
 from bus.host import check_emitter
 from bus.recording import Row
+from replay.differences import Difference, Report
 
 OPERATOR_EPOCH = 0
+BEGINS = frozenset[type[Event]]({ServiceStarted, PolicyAttached})
 
 
 class Envelopes:
-    """Fold of a whole log; `take` returns what is wrong with a row, in words."""
+    """Fold of a whole log."""
 
     def __init__(self) -> None:
         self.last_position = 0
         self.last_chain = chain.GENESIS
         self._epochs: dict[str, int] = {}
 
-    def take(self, row: Row, entry: Entry | None) -> list[str]:
-        """Takes in the next row and, unless it cannot be read, its entry."""
-        faults = self._check_place(row)
-        if not 0 <= row.cause < max(row.position, 1):
-            faults.append(f"its cause {row.cause} is not an earlier entry")
+    def check(self, row: Row, entry: Entry | None, report: Report) -> None:
+        """Takes in the next row and, unless it cannot be read, its entry; what is wrong with it goes into the report."""
+        report.entries += 1
+        if row.link(self.last_chain) != row.chain:
+            what = "the chain breaks here: this entry or the one before was changed, removed or moved"
+            report.add(Difference(row.position, row.source, "chain", what))
+        if row.position != self.last_position + 1 or not row.derived <= row.cause < row.position:
+            for fault in self._faults_of_place(row):
+                report.add(Difference(row.position, row.source, "envelope", fault))
         if entry is None:
             self._epochs[row.source] = row.epoch
-            return faults
-        return [*faults, *self._check_epoch(entry), *_check_emitter(entry)]
+        else:
+            self._check_emitter(entry, report)
+        self.last_position, self.last_chain = row.position, row.chain
 
-    def _check_place(self, row: Row) -> list[str]:
+    def _check_emitter(self, entry: Entry, report: Report) -> None:
+        position, source, epoch, _, _, _, _, event = entry
+        current = self._epochs.get(source, 0)
+        fault = ""
+        if type(event) in BEGINS:
+            self._epochs[source] = epoch
+            # It may skip some: a log that was restored fences out whoever still has the lost one.
+            if epoch <= current:
+                fault = f"starts epoch {epoch} after epoch {current}"
+        elif epoch not in (current, OPERATOR_EPOCH):
+            fault = f"written by epoch {epoch} while epoch {current} held the service"
+        if fault:
+            report.add(Difference(position, source, "envelope", fault))
+        try:
+            check_emitter(source, event)
+        except CoreError as error:
+            report.add(Difference(position, source, "envelope", str(error)))
+
+    def _faults_of_place(self, row: Row) -> list[str]:
         faults = []
         if row.position != self.last_position + 1:
             faults.append(f"position {row.position} follows {self.last_position}: an entry was removed, added or moved")
-        if row.link(self.last_chain) != row.chain:
-            faults.append("the chain breaks here: this entry or the one before was changed, removed or moved")
-        self.last_position, self.last_chain = row.position, row.chain
+        if not 0 <= row.cause < max(row.position, 1):
+            faults.append(f"its cause {row.cause} is not an earlier entry")
+        if row.derived and not row.cause:
+            faults.append("it is a decision without a cause")
         return faults
-
-    def _check_epoch(self, entry: Entry) -> list[str]:
-        current = self._epochs.get(entry.source, 0)
-        if isinstance(entry.event, ServiceStarted | PolicyAttached):
-            self._epochs[entry.source] = entry.epoch
-            return [] if entry.epoch == current + 1 else [f"starts epoch {entry.epoch} after epoch {current}"]
-        if entry.epoch in (OPERATOR_EPOCH, current):
-            return []
-        return [f"written by epoch {entry.epoch} while epoch {current} held the service"]
-
-
-def _check_emitter(entry: Entry) -> list[str]:
-    try:
-        check_emitter(entry.source, entry.event)
-    except CoreError as error:
-        return [str(error)]
-    return []

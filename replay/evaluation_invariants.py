@@ -60,16 +60,16 @@ class EvaluationInvariants:
         """Takes in one entry."""
         event = entry.event
         match event:
+            case GenerationRequested():
+                return self._check_request(event)
+            case GenerationFinished():
+                return self._check_answer(event)
             case RunPlanned():
                 self._plan = event
             case EvalRequested():
                 return self._begin(event)
             case EvalDone():
                 return self._finish(event)
-            case GenerationRequested():
-                return self._check_request(event)
-            case GenerationFinished():
-                return self._check_answer(event)
             case WeightUpdateRequested() | WeightsApplied():
                 epoch = event.epoch if isinstance(event, WeightUpdateRequested) else entry.epoch
                 return self._check_weights(event.replica, epoch, event.version)

@@ -21,6 +21,7 @@ from bus.events import (
     BoundaryOpened,
     DevicesReloaded,
     DevicesYielded,
+    GenerationFinished,
     GenerationRequested,
     OpenRoutesRequested,
     ReloadRequested,
@@ -80,6 +81,9 @@ class Invariants:
         event = entry.event
         if self.ended is not None and entry.derived and entry.source == self._ender:
             return [f"{event.kind} was decided after RunEnded"]
+        if isinstance(event, GenerationRequested | GenerationFinished):
+            request = self._check_request(event) if isinstance(event, GenerationRequested) else []
+            return [*request, *self._evaluations.apply(entry)]
         return [
             *self._check_samples(entry),
             *self._check_training(entry),
@@ -309,8 +313,6 @@ class Invariants:
             case OpenRoutesRequested():
                 waking = [name for (name, _), how in self._on_devices.items() if how == "waking"]
                 return [f"routes were opened with {name} neither awake nor lost" for name in waking]
-            case GenerationRequested():
-                return self._check_request(event)
             case _:
                 pass
         return []

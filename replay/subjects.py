@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bus.core import Core
 from bus.errors import ConfigError
 from bus.events import PolicyAttached
 from policies.protocol import Policy
 from policies.registry import create
-from replay.verify import Subject
+from replay.core_check import Subject
+from replay.lookahead import Attached
 from services.code import service_code
 from services.controller.core import ControllerCore
-from services.policy.core import PolicyCore
+from services.policy.core import SOURCE, PolicyCore
 from services.rollouter.core import RollouterCore
 from services.trainer.core import TrainerCore
 
@@ -19,19 +22,26 @@ LISTENER = "static_fully_async"
 UNKNOWN = "unknown policy"
 
 
-def subjects() -> tuple[Subject, ...]:
-    """Trainer, rollouter, controller and the active policy."""
+def subjects(attached: Sequence[Attached] = ()) -> tuple[Subject, ...]:
+    """Trainer, rollouter, controller, the active policy, and each shadow among the policies that attach."""
+    shadows = dict.fromkeys(source for source, _ in attached if source != SOURCE)
     return (
         Subject("trainer", lambda _: TrainerCore(), lambda _: service_code("trainer")),
         Subject("rollouter", lambda _: RollouterCore(), lambda _: service_code("rollouter")),
         Subject("controller", lambda _: ControllerCore(), lambda _: service_code("controller")),
-        Subject("policy", policy_core, policy_code),
+        Subject(SOURCE, policy_core, policy_code),
+        *(Subject(source, shadow_core, policy_code) for source in shadows),
     )
 
 
 def policy_core(attached: PolicyAttached | None) -> Core:
     """The core of the policy that was attached."""
     return PolicyCore(_policy(attached) or create(LISTENER, {}))
+
+
+def shadow_core(attached: PolicyAttached | None) -> Core:
+    """The same for one whose verdicts change nothing."""
+    return PolicyCore(_policy(attached) or create(LISTENER, {}), "shadow")
 
 
 def policy_code(attached: PolicyAttached | None) -> str:

@@ -10,16 +10,18 @@ from pathlib import Path
 import msgpack
 
 from bus import chain
+from bus.blobs import blob_ref
 from bus.entry import Draft, Entry
-from bus.events import PolicyAttached, ServiceStarted
+from bus.events import BlobRef, GenerationFinished, GenerationRequested, PolicyAttached, SampleReady, ServiceStarted
 from bus.memory_log import MemoryStore
+from bus.payload_recording import PayloadRecorder
 from bus.recorder import Recorder
 from bus.recording import FILE_NAME, Recording
 from policies.registry import POLICIES
+from replay.differences import Report
 from replay.recorded import SUMMARY, verify_recording
 from replay.subjects import subjects
-from replay.verify import Report
-from tests.simulation.check import SUBJECTS
+from tests.simulation.check import subjects_of
 from tests.simulation.services import CODE
 from tests.simulation.world import World
 
@@ -56,7 +58,7 @@ def save(folder: Path, store: MemoryStore, with_summary: bool = True) -> Path:
 
 def check(folder: Path) -> Report:
     """Verifies a recording of a simulated run."""
-    return verify_recording(folder, SUBJECTS)
+    return verify_recording(folder, subjects_of)
 
 
 def execute(folder: Path, statement: str, *values: object) -> None:
@@ -94,6 +96,30 @@ def forge_chain(folder: Path) -> None:
 def positions(entries: Sequence[Entry], *kinds: str) -> list[int]:
     """Where entries of these kinds are."""
     return [entry.position for entry in entries if entry.event.kind in kinds]
+
+
+def with_payloads(folder: Path, world: World) -> MemoryStore:
+    """The same log, naming payloads that are recorded in `folder`."""
+    refs: dict[str, BlobRef] = {}
+
+    def named(blob: BlobRef | None) -> BlobRef | None:
+        return None if blob is None else refs.setdefault(blob.name, blob_ref(blob.name, payload(blob.name)))
+
+    store = MemoryStore(world.store.run)
+    for _, source, epoch, derived, cause, at, _, event in world.store.entries:
+        if isinstance(event, GenerationFinished | SampleReady):
+            event = event.model_copy(update={"blob": named(event.blob)})
+        elif isinstance(event, GenerationRequested):
+            event = event.model_copy(update={"prefix": named(event.prefix)})
+        store.write(source, epoch, [Draft(event, derived, cause, at)])
+    with PayloadRecorder.open(folder) as payloads:
+        payloads.put({name: payload(name) for name in refs})
+    return store
+
+
+def payload(name: str) -> bytes:
+    """What lies under `name`."""
+    return f"payload {name}".encode() * 10
 
 
 def of_this_checkout(world: World) -> MemoryStore:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from replay.cli import app
 from replay.recorded import SUMMARY
-from tests.replay.recordings import change_body, execute, of_this_checkout, positions, save, simulated_with
+from tests.replay.recordings import change_body, execute, forge_chain, of_this_checkout, positions, save, simulated_with
 from tests.simulation.world import World
 
 
@@ -60,17 +60,34 @@ def test_verify_ends_with_1_and_names_position_source_and_both_sides(folder: Pat
     assert f"FAILED: 2 differences, the first at position {cause}\n" in result.output
 
 
-def test_verify_lists_differences_of_other_code_apart_and_passes(tmp_path: Path, world: World) -> None:
+def test_verify_explains_a_difference_so_that_one_can_go_on_from_there(folder: Path, world: World) -> None:
+    position = positions(world.store.entries, "TrainGranted")[0]
+    cause = world.store.entries[position - 1].cause
+    change_body(folder, position, lambda body: body.update(reason="rejected"))
+    forge_chain(folder)
+    lines = invoke("verify", folder).output.splitlines()
+    assert lines[0] == f"position {cause}, controller: TrainGranted is not what the core decides"
+    assert re.fullmatch(r"  reason: 'rejected' recorded, '\w+' expected", lines[3]), lines[3]
+    assert re.fullmatch(rf"  decided by: entry {position}, controller/1, code \w+, the same as of this checkout", lines[4]), lines[4]
+    assert lines[5] == "  the state before it:"
+    assert f"  look there: swingshift replay state {folder} --at {cause} --service controller" in lines
+    assert "  usual causes:" in lines
+
+
+def test_verify_lists_incarnations_of_other_code_apart_and_passes(tmp_path: Path, world: World) -> None:
     """The simulated code digests are none of this checkout; a decision is taken otherwise, as other code would."""
     save(tmp_path, world.store)
-    assert "other code" not in invoke("verify", tmp_path).output
+    honest = invoke("verify", tmp_path).output
+    assert re.search(r"^  controller/1 ran code-a, here is \w+: the same decisions$", honest, re.MULTILINE), honest
+    assert "passed: the chain is whole, every decision is what its core decides" in honest
     position = positions(world.store.entries, "WaitSamples")[0]
     change_body(tmp_path, position, lambda body: body.update(need=77))
     result = invoke("verify", tmp_path)
     before, _, apart = result.output.partition("other code: ")
     assert "need=77" not in before
-    assert re.match(r"\d+ differences? in incarnations whose code is not that of this checkout\n", apart)
-    assert "need=77" in apart
+    assert re.match(r"\d+ incarnations did not run the code of this checkout; \d+ differences?\n", apart)
+    assert re.search(r"^  trainer/1 ran code-a, here is \w+: \d+ differences?$", apart, re.MULTILINE)
+    assert "need: 77 recorded" in apart
     assert f"FAILED: 1 difference, at position {position}\n" in apart  # the chain is everybody's
 
 

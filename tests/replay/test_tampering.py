@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.verify import Difference, Report
+from replay.differences import Difference, Report
 from tests.replay.recordings import Body, change_body, check, execute, forge_chain, positions, save, simulated, simulated_with
 from tests.simulation.world import World
 
