@@ -60,7 +60,7 @@ class Score:
         self.resumes += fired.resumes
         self.entries += len(entries)
         self.samples += samples
-        self.most_payloads = max(self.most_payloads, fired.most_payloads)
+        self.most_payloads = max([self.most_payloads, *fired.payloads])
         self.most_bytes = max(self.most_bytes, fired.most_bytes)
 
 

@@ -85,8 +85,10 @@ def plan_kills(seed: int, number: int, count: int, replicas: Sequence[str], targ
     kills = [] if targets and "trainer" not in targets else [FIRST_AIM]
     while len(kills) < count:
         target = source.choices(names, [WEIGHTS[name] for name in names])[0]
-        aim = source.choice(AIMS) if source.random() < SHARE_AIMED else None
-        waits = source.random() < SHARE_WAITING or target in WHOLE
+        waits = source.random() < SHARE_WAITING
+        # Who strikes a whole run before it is back strikes a resume, and nothing goes by to be aimed at.
+        blind = target in WHOLE and not waits
+        aim = source.choice(AIMS) if source.random() < SHARE_AIMED and not blind else None
         target = f"replica:{source.choice(replicas)}" if target == "replica" else target
         kills.append(Kill(target, aim, source.uniform(0.0, LONGEST_DELAY_S), waits))
     source.shuffle(kills)

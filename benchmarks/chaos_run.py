@@ -33,6 +33,8 @@ READ_LIMIT = 512
 BLOCK_MS = 20
 AIM_PATIENCE_S = 4.0
 """How long an aim is waited for, in a run that generates; then the target is killed without it."""
+WAITING_S = 6.0
+"""How long the next kill waits for a victim to be back."""
 BACK_S = 60.0
 """How long a victim may take to be back."""
 STUCK_S = 90.0
@@ -66,9 +68,9 @@ class Fired:
     folder: Path
     kills: list[Done] = field(default_factory=list)
     resumes: int = 0
-    most_payloads: int = 0
+    payloads: list[int] = field(default_factory=list)
+    """How many Redis held, every SAMPLE_S."""
     most_bytes: int = 0
-    positions: list[int] = field(default_factory=list)
 
 
 class Attack:
@@ -223,7 +225,10 @@ class Attack:
     # --- the kills -----------------------------------------------------------------------------------------------------------------
 
     def _may_fire(self, kill: Kill) -> bool:
-        return self._position > 0 and bool(self._pids) and (self._waiting_for is None or not kill.waits)
+        if kill.target in WHOLE and not kill.waits:
+            return self._position > 0
+        waited = time.monotonic() - self._killed_at > WAITING_S
+        return self._position > 0 and bool(self._pids) and (self._waiting_for is None or not kill.waits or waited)
 
     def _fire_if_due(self, now: float) -> None:
         kill = self._pending[0] if self._pending else None
@@ -270,7 +275,7 @@ class Attack:
         self._sampled_at = now
         try:
             self.fired.most_bytes = max(self.fired.most_bytes, self._memory.measure().run)
-            self.fired.most_payloads = max(self.fired.most_payloads, self._payloads())
+            self.fired.payloads.append(self._payloads())
         except (LogError, ServerError):
             return
 

@@ -51,9 +51,8 @@ def make_shape(kind: str, seed: int, number: int, kills: int) -> Shape:
     rollout["partial_rollout"] = source.choice([True, True, False])
     names = (*(f"s{index}" for index in range(standalone)), *(f"h{index}" for index in range(hybrid)))
     limit = int(samples * CYCLE * (1 + threshold))
-    # Prompt, answers (three attempts each) and sample of what is outstanding; samples of four checkpoints' cycles; an evaluation. Twice,
-    # for while the archiver is away nothing is removed.
-    payloads = 2 * (limit * (2 + 3 * answers) + samples * CYCLE * (4 * every + 2) + 4 * 4)
+    # Prompt, answers (three attempts each) and sample of what is outstanding; samples of four checkpoints' cycles; an evaluation.
+    payloads = limit * (2 + 3 * answers) + samples * CYCLE * (4 * every + 2) + 4 * 4
     return Shape(kind, config, names, steps, payloads)
 
 

@@ -4,8 +4,8 @@
                                        ├─▶ policy and controller together      the bar: 50,000 entries/s
                                        └─▶ all four, and the invariants        what `swingshift replay verify` does
 
-Run it with `python -m benchmarks.verify [FOLDER]`; without a folder it simulates a run first (benchmarks/long_recording.py). The last line is
-one JSON object.
+Run it with `python -m benchmarks.verify [FOLDER]`; without a folder it simulates a run first (benchmarks/long_recording.py). The last
+line is one JSON object.
 """
 
 from __future__ import annotations

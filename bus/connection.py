@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ ANSWER_S = 10.0
 """Longest wait for the answer to a command that does not block."""
 PATIENCE_S = 30.0
 """How long a client tries again after it lost the server."""
+DEAD_PEER = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 45_000}
+"""After how long a peer that died without a word is given up: one that was waited for (s, s, probes), one that was spoken to (ms)."""
 FIRST_DELAY_S = 0.02
 LONGEST_DELAY_S = 1.0
 TOLD_AFTER_S = 1.0
@@ -260,9 +263,11 @@ def _wire(url: str, answer_s: float | None) -> _Wire:
     authority = options.get("ssl_ca_certs")
     if isinstance(authority, str) and not Path(authority).is_file():
         raise ConfigError(f"{without_password(url)} is to be trusted by {authority}: there is no such file; name the CA's certificate")
-    connection_class = cast(Callable[..., _Wire], options.pop("connection_class", TcpConnection))
+    connection_class = cast("type[_Wire]", options.pop("connection_class", TcpConnection))
     options.update(socket_timeout=answer_s, retry=Retry(NoBackoff(), 0), protocol=2, driver_info=None)
     options.setdefault("socket_connect_timeout", ANSWER_S)
+    if issubclass(connection_class, TcpConnection):
+        options.setdefault("socket_keepalive_options", DEAD_PEER)
     try:
         return connection_class(**options)
     except TypeError as error:

@@ -50,6 +50,8 @@ class History:
         self._recall = recall
         self._past: Past | None = None
         """Where the entries came from last, while it had any that the stream has no more."""
+        self._until = 0
+        """Where the log ended when that began: from there on the stream is tried again, for a recording that grows never runs out."""
         self._last = (0, chain.GENESIS)
         """Position and chain of the entry that was read last."""
         self._closes: list[Callable[[], None]] = []
@@ -98,7 +100,7 @@ class History:
 
     def read_rows(self, after: int, limit: int, block_ms: int = 0) -> list[Row]:
         """The same as they are stored: also of kinds and schemas that this version of swingshift does not know."""
-        rows = self._recorded(self._past, after, limit) if self._past is not None else []
+        rows = self._read_past(after, limit)
         if not rows:
             self._past = None
             rows = self._read_stream(after, limit, block_ms)
@@ -118,8 +120,8 @@ class History:
     def decisions(self, source: str, after: int, last: int) -> Iterator[Entry]:
         """What `source` derived at positions after+1 to `last`. In a recording the rest is not even decoded. Raises as `read` does."""
         if self._folder is not None and (self._folder / FILE_NAME).is_file():
-            with self._open_recording(self._folder) as recording:
-                recorded = min(last, recording.last_position())
+            with Recording.open(self._folder) as recording:
+                recorded = min(last, recording.last_position()) if recording.log_id == self._log.log_id else 0
                 while after < recorded:
                     end = min(after + WINDOW, recorded)
                     rows = list(recording.rows(after + 1, end, sources=[source]))
@@ -128,6 +130,14 @@ class History:
         for entry in self.entries(after, last):
             if entry.derived and entry.source == source:
                 yield entry
+
+    def _read_past(self, after: int, limit: int) -> list[Row]:
+        if self._past is None or after >= self._until:
+            return []
+        try:
+            return self._recorded(self._past, after, limit)
+        except GapError:
+            return []  # an archiver has ended meanwhile: the stream says whether anything is missing
 
     def _read_stream(self, after: int, limit: int, block_ms: int) -> list[Row]:
         try:
@@ -141,7 +151,7 @@ class History:
                     tried.append(str(error))
                     continue
                 if rows:
-                    self._past = past
+                    self._past, self._until = past, self._log.last_position()
                     return rows
             where = f"{self._folder} has no recording of them" if self._folder is not None else "no recording was named"
             raise GapError("; ".join([*tried, where])) from gap

@@ -45,7 +45,7 @@ Node: TypeAlias = "bool | int | float | str | bytes | list[Node] | None"
 
 def freeze(core: object) -> bytes:
     """The state of `core`. Raises CodecError, naming the attribute, for state that is no plain data."""
-    freezer = _Freezer()
+    freezer = _Freezer(_own_kinds(core))
     value = freezer.node(core)
     classes = [[_name_of(kind), list(names)] for kind, names in freezer.kinds]
     try:
@@ -59,7 +59,7 @@ def thaw(data: bytes, like: Like) -> Like:
 
     Raises CodecError for broken data, and for the state of something else.
     """
-    others = {_name_of(kind): kind for kind in map(type, (like, *attributes(like).values()))}
+    others = {_name_of(kind): kind for kind in _own_kinds(like)}
     try:
         classes, value = msgpack.unpackb(data)
         kinds = [(_class(name, others), tuple(names)) for name, names in classes]
@@ -95,6 +95,11 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in flat if name not in ("__dict__", "__weakref__"))
 
 
+def _own_kinds(core: object) -> frozenset[type]:
+    """Classes that are known because a core is of them, or one of its attributes is; others must lie below our packages."""
+    return frozenset(map(type, (core, *attributes(core).values())))
+
+
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -116,8 +121,9 @@ def _class(name: str, others: Mapping[str, type]) -> type:
 class _Freezer:
     """Walks over an object; each list, dict, deque and instance has the number in which order it was met first."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_kinds: frozenset[type]) -> None:
         self.kinds: dict[Kind, int] = {}
+        self._own_kinds = own_kinds
         self._numbers: dict[int, int] = {}
         """id of what the core holds -> its number. Everything met is held by the core meanwhile, so no id comes twice."""
         self._where: list[str] = []
@@ -142,9 +148,10 @@ class _Freezer:
         return self._object(value, kind)
 
     def _object(self, value: object, kind: type) -> Node:
-        found = attributes(value)
-        if kind.__module__ == "builtins" or not (found or "__dict__" in dir(kind)):
+        known = kind in self._own_kinds or kind.__module__.partition(".")[0] in PACKAGES
+        if not known or kind.__module__ == "builtins":
             raise CodecError(f"{'.'.join(self._where) or 'the core'} is a {kind.__name__}: a snapshot can hold plain data only")
+        found = attributes(value)
         which: Kind = (kind, tuple(found))
         node: list[Node] = [_Part.OBJECT, self.kinds.setdefault(which, len(self.kinds))]
         for name, part in found.items():
@@ -199,8 +206,9 @@ class _Thawer:
         self._objects.append(made)
         values = dict(zip(names, map(self.value, parts), strict=True))
         if issubclass(kind, BaseModel):
-            # What it refers to was made already, and is kept as it is; validation finds what was damaged.
+            # Validation finds what was damaged; the parts stay those that others may refer to, too.
             made = self._objects[number] = kind.model_validate(values)
+            made.__dict__.update(values)
         elif issubclass(kind, tuple):
             made = self._objects[number] = tuple.__new__(kind, values.values())
         else:

@@ -3,7 +3,8 @@
     snapshots   source, code, position, state      the state of `source` at `position`, of use to the same code only
 
 They are no part of the record: whatever is in them follows from the entries, and who has doubts deletes them all. A snapshot carries the
-chain at its position, so one that was made of another log, or of entries that were changed since, is not taken.
+chain behind the last entry that is in it, so one that was made of another log, of a tail that was lost, or of entries that were changed
+since, is not taken.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class Snapshot:
     code: str
     """`core_code` of what it is of."""
     position: int
+    through: int
+    """An entry at or after the last of those decisions: a log that has lost it has nothing to do with this state."""
     chain: str
-    """The log's chain at `position`."""
+    """The log's chain at `through`."""
     core: bytes
     """The frozen core (bus.snapshot)."""
     decided_at: Mapping[str, int] | None = None
@@ -52,19 +55,19 @@ class Snapshot:
 
     def pack(self) -> bytes:
         """Everything but source, code and position."""
-        return zlib.compress(msgpack.packb([FORMAT, self.chain, self.core, self.decided_at]), 1)
+        return zlib.compress(msgpack.packb([FORMAT, self.through, self.chain, self.core, self.decided_at]), 1)
 
     @classmethod
     def unpack(cls, source: str, code: str, position: int, state: bytes) -> Snapshot:
         """Raises CodecError for a state that `pack` did not write."""
         try:
-            known, chain, core, decided_at = msgpack.unpackb(zlib.decompress(state))
-            if known != FORMAT or not isinstance(chain, str) or not isinstance(core, bytes):
+            known, through, chain, core, decided_at = msgpack.unpackb(zlib.decompress(state))
+            if known != FORMAT or not isinstance(through, int) or not isinstance(chain, str) or not isinstance(core, bytes):
                 raise ValueError(f"its format is {known!r}, {FORMAT} is expected")
             decided_at = None if decided_at is None else {str(kind): int(place) for kind, place in decided_at.items()}
         except (ValueError, TypeError, AttributeError, zlib.error, msgpack.UnpackException) as error:
             raise CodecError(f"the snapshot of {source} at {position} cannot be read: {error}") from error
-        return cls(source, code, position, chain, core, decided_at)
+        return cls(source, code, position, through, chain, core, decided_at)
 
 
 def core_code(code: str, attached: PolicyAttached | None = None) -> str:

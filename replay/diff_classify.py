@@ -45,7 +45,7 @@ def classify(lens: Lens, a: tuple[Recording, Entry], b: tuple[Recording, Entry])
     left, right = _Side("A", *a), _Side("B", *b)
     one, other = left.entry, right.entry
     here = (one.position, other.position)
-    if isinstance(one.event, RunPlanned) and isinstance(other.event, RunPlanned):
+    if isinstance(one.event, RunPlanned) and isinstance(other.event, RunPlanned) and not lens.says_same(one.event, other.event):
         return Difference("plan", "the plans differ", here, lens.differing(one.event, other.event))
     if is_about(one) == is_about(other) and not one.derived:
         return Difference("fact", f"{one.event.kind} by {one.source} came out differently", here, _all_fields(lens, one, other))

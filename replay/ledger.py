@@ -8,6 +8,7 @@ taken = trained + dropped + ready + in a batch + in flight          anything els
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,6 +40,8 @@ KINDS = tuple(
 )  # fmt: skip
 """The entries that the ledger reads."""
 
+MOST_NAMED = 100
+"""Prompts that were skipped, and are named."""
 State = Literal["in flight", "ready", "in a batch", "trained", "dropped"]
 OWNERS = {"failed": "in flight", "filtered": "in flight", "stale": "ready", "evicted": "ready", "tail": "ready"}
 """Reason of a drop -> where a sample must be: only its owner drops it."""
@@ -144,15 +147,19 @@ class Ledger:
         return [*self._cycles, self._closed(self._now)]
 
     @property
-    def skipped(self) -> list[int]:
-        """Prompts that were never taken though later ones were."""
-        highest = max(self.accounts, default=-1)
-        return [] if highest + 1 == len(self.accounts) else [number for number in range(highest) if number not in self.accounts]
+    def skipped(self) -> tuple[int, list[int]]:
+        """How many prompts were never taken though later ones were, and the first of them."""
+        count = max(self.accounts, default=-1) + 1 - len(self.accounts)
+        missing = (number for number in itertools.count() if number not in self.accounts)
+        return count, list(itertools.islice(missing, min(count, MOST_NAMED)))
 
     @property
     def faults(self) -> list[Fault]:
         """Everything that keeps the books from balancing, by position."""
-        found = [*self._found, *(Fault(self._position, sample, "never taken, though later prompts were") for sample in self.skipped)]
+        count, first = self.skipped
+        found = [*self._found, *(Fault(self._position, sample, "never taken, though later prompts were") for sample in first)]
+        if count > len(first):
+            found.append(Fault(self._position, None, f"{count} prompts were never taken, though later ones were"))
         return sorted([*found, *self._vanished(), *self._sums()], key=lambda fault: fault.position)
 
     @property
@@ -174,7 +181,7 @@ class Ledger:
             "ready": self.count("ready"),
             "in_a_batch": self.count("in a batch"),
             "in_flight": self.count("in flight"),
-            "skipped": self.skipped,
+            "skipped": self.skipped[0],
             "repeated": self.repeated,
             "lengths": self.lengths.as_dict(),
             "cycles": [

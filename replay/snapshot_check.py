@@ -1,6 +1,6 @@
 """Whether the snapshots in a recording are the states that its entries give. A wrong one would mislead a successor, or whoever looks.
 
-Only those of this checkout's code are compared, and only those made of this very log; others are of no use to anybody here.
+Only those of this checkout's code are compared, and only those made of this very log: others, and damaged ones, are not taken by anybody.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ class RecordedSnapshots:
             return frozenset(position for (position,) in found)
 
     def get(self, source: str, code: str, position: int) -> Snapshot | None:
-        """The one of this code there. Raises CodecError when it cannot be read, LogError."""
+        """The one of this code there, if it is of this very log. Raises CodecError when it cannot be read, LogError."""
         if self._connection is None:
             return None
         with explained("the table of snapshots is damaged"):
             row = self._connection.execute(QUERY, (source, code, position)).fetchone()
-        if row is None:
-            return None
-        if not isinstance(row[0], bytes):
-            raise CodecError(f"the snapshot of {source} at {position} is no bytes")
-        return Snapshot.unpack(source, code, position, row[0])
+            if row is None:
+                return None
+            if not isinstance(row[0], bytes):
+                raise CodecError(f"the snapshot of {source} at {position} is no bytes")
+            snapshot = Snapshot.unpack(source, code, position, row[0])
+            through = self._connection.execute("SELECT chain FROM entries WHERE position = ?", (snapshot.through,)).fetchone()
+        return snapshot if through == (snapshot.chain,) else None
 
 
 @contextmanager

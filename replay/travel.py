@@ -53,6 +53,8 @@ class _Traveller:
     code: str
     at: int
     """Its position; 0 before the first entry."""
+    behind: tuple[int, str] = (0, "")
+    """Position and chain of the last entry that is in its state: there, or a decision on what is before that stands after it."""
     ahead: tuple[int, int] = (0, 0)
     """Position and cause of an own decision that lies ahead: nothing before it in the log decides on anything before that cause."""
 
@@ -60,22 +62,29 @@ class _Traveller:
 class Travel:
     """One recording, to be looked at anywhere; `open` makes one. `last` is the position of its newest entry."""
 
-    def __init__(self, recording: Recording, snapshots: SnapshotTable, subjects: Sequence[Subject], track: Track = untracked) -> None:
+    def __init__(
+        self, recording: Recording, snapshots: SnapshotTable, subjects: Sequence[Subject], track: Track = untracked,
+        every: int = SNAPSHOT_EVERY,
+    ) -> None:  # fmt: skip
         self.recording = recording
         self.last = recording.last_position()
         self._snapshots = snapshots
         self._subjects = {subject.source: subject for subject in subjects}
         self._track = track
+        self._every = every
         self._travellers: dict[str, _Traveller] = {}
         self._stack = ExitStack()
 
     @classmethod
-    def open(cls, folder: Path, track: Track = untracked, subjects: Subjects = of_checkout) -> Travel:
-        """Raises ConfigError when there is no recording in `folder`, LogError when it is damaged."""
+    def open(cls, folder: Path, track: Track = untracked, subjects: Subjects = of_checkout, every: int = SNAPSHOT_EVERY) -> Travel:
+        """`every`: entries between the snapshots that it leaves behind.
+
+        Raises ConfigError when there is no recording in `folder`, LogError when it is damaged.
+        """
         with ExitStack() as stack:
             recording = stack.enter_context(Recording.open(folder))
             snapshots = stack.enter_context(SnapshotTable.open(folder))
-            travel = cls(recording, snapshots, subjects(attached_policies(recording)), track)
+            travel = cls(recording, snapshots, subjects(attached_policies(recording)), track, every)
             travel._stack = stack.pop_all()
             return travel
 
@@ -124,7 +133,7 @@ class Travel:
     def find(self, pattern: Pattern, after: int) -> int:
         """Where the first entry after `after` is like the pattern. Raises ConfigError when there is none."""
         at = after
-        for end in self._track(_stretches(at, self.last), at, self.last):
+        for end in self._track(_stretches(at, self.last, self._every), at, self.last):
             for row in self.recording.rows(at + 1, end, pattern.kinds):
                 if pattern.matches(row.entry()):
                     return row.position
@@ -173,7 +182,7 @@ class Travel:
         while found is not None and found > after:
             try:
                 snapshot = self._snapshots.get(source, code, found)
-                if self.recording.entry(found).chain == snapshot.chain:
+                if self.recording.entry(snapshot.through).chain == snapshot.chain:
                     return _Traveller(thaw(snapshot.core, fresh), code, found)
             except (CodecError, LogError) as error:
                 logger.warning("snapshot not used: source=%s position=%d error=%s", source, found, error)
@@ -185,26 +194,28 @@ class Travel:
     def _go(self, travellers: Sequence[_Traveller], position: int) -> None:
         """Takes all of them to `position`, by stretches that end where snapshots belong."""
         at = min((traveller.at for traveller in travellers), default=position)
-        far = position - at > SNAPSHOT_EVERY
-        for end in self._track(_stretches(at, position), at, position):
+        far = position - at > self._every
+        for end in self._track(_stretches(at, position, self._every), at, position):
             entries = list(self.recording.entries(at + 1, end))
             going = [traveller for traveller in travellers if traveller.at < end]
             for traveller in going:
                 self._follow(traveller, entries, end)
-            if far and end % SNAPSHOT_EVERY == 0:
-                self._keep(going, entries[-1])
+            if far and end % self._every == 0:
+                self._keep(going)
             at = end
 
     def _follow(self, traveller: _Traveller, entries: Sequence[Entry], end: int) -> None:
         core, start = traveller.core, traveller.at
-        ours = (*(entry for entry in entries if entry.derived and entry.source == core.source), *self._late(traveller, end))
+        late = self._late(traveller, end)
+        ours = (*(entry for entry in entries if entry.derived and entry.source == core.source), *late)
         decisions = sorted((each for each in ours if start < each.cause <= end), key=lambda each: each.cause)
         try:
             rebuild_in_order(core, entries[max(0, start + 1 - entries[0].position) :], decisions, start)
         except CONFUSED as error:
             what = f"the core of {core.source} cannot follow this log between entries {start} and {end}: {type(error).__name__}: {error}"
             raise CoreError(f"{what}; `swingshift replay verify` says where it is not as it should be") from error
-        traveller.at = end
+        last = late[-1] if late else entries[-1]
+        traveller.at, traveller.behind = end, (last.position, last.chain)
 
     def _late(self, traveller: _Traveller, end: int) -> list[Entry]:
         """Decisions on entries up to `end` that stand after it. An incarnation's decisions stand in the order of what they are on."""
@@ -222,20 +233,20 @@ class Travel:
         traveller.ahead = (self.last + 1, self.last + 1)
         return found
 
-    def _keep(self, travellers: Sequence[_Traveller], last: Entry) -> None:
+    def _keep(self, travellers: Sequence[_Traveller]) -> None:
         """Writes down where they are; whatever stands in the way of that, the next look only takes longer."""
         if not self._snapshots.writable:
             return
         try:
-            self._snapshots.put(Snapshot(each.core.source, each.code, last.position, last.chain, freeze(each.core)) for each in travellers)
+            self._snapshots.put([Snapshot(each.core.source, each.code, each.at, *each.behind, freeze(each.core)) for each in travellers])
         except (CodecError, LogError) as error:
-            logger.warning("snapshots not kept: position=%d error=%s", last.position, error)
+            logger.warning("snapshots not kept: error=%s", error)
 
 
-def _stretches(at: int, last: int) -> Iterator[int]:
+def _stretches(at: int, last: int, every: int) -> Iterator[int]:
     """Where the stretches from `at` to `last` end: where snapshots belong, and at the last entry."""
     while at < last:
-        at = min(last, (at // SNAPSHOT_EVERY + 1) * SNAPSHOT_EVERY)
+        at = min(last, (at // every + 1) * every)
         yield at
 
 

@@ -1,6 +1,6 @@
 """Snapshots of a live service's core, so that its successor, and whoever looks at the recording, need not fold the whole log.
 
-    shell: entries taken, decisions appended ─ every few thousand entries ─▶ frozen core ─▶ the server ─▶ archiver ─▶ the recording
+    shell: entries taken ─ every few thousand ─▶ frozen core ─ its decisions read back ─▶ the server ─▶ archiver ─▶ the recording
     successor of the same code: newest one of this log ─▶ core, and only the entries after it are read
 
 They only save time: whatever goes wrong with them is said in the service's log, and the entries are read.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from bus.core import Core
 from bus.entry import Entry
@@ -39,6 +40,8 @@ class Snapshots:
         self._epoch = 0
         self._last = 0
         """Position of the newest one."""
+        self._frozen: Snapshot | None = None
+        """One that is not put away yet."""
         self._over = False
         """There will be no more: the run has ended, a successor is there, or the state cannot be frozen."""
 
@@ -49,7 +52,7 @@ class Snapshots:
         """Gives a fresh core the state of the newest one before `before` that is of use; None: there is none."""
         for snapshot in self._found(before):
             try:
-                if history.read(snapshot.position - 1, 1)[0].chain != snapshot.chain:
+                if history.read(snapshot.through - 1, 1)[0].chain != snapshot.chain:
                     continue
                 thaw_into(core, snapshot.core)
             except UNLUCKY as error:
@@ -67,7 +70,7 @@ class Snapshots:
             except UNLUCKY as error:
                 logger.warning("no snapshot is found: error=%s", error)
                 continue
-            if snapshot is not None and snapshot.code == self._code and snapshot.position < before and snapshot.decided_at is not None:
+            if snapshot is not None and snapshot.code == self._code and snapshot.through < before and snapshot.decided_at is not None:
                 yield snapshot
 
     def _on_server(self, before: int) -> Snapshot | None:
@@ -86,18 +89,31 @@ class Snapshots:
 
     def look(self, core: Core, entries: Sequence[Entry], decided_at: Mapping[str, int]) -> None:
         """The core has taken these, and all decisions on them are in the log: it is time, or not."""
-        self._over = self._over or any(self._ends(entry) for entry in entries)
-        if self._over or entries[-1].position < self._last + self._every:
-            return
         newest = entries[-1]
-        self._last = newest.position
+        self._over = self._over or any(self._ends(entry) for entry in entries)
+        if self._over:
+            return
+        if newest.position >= self._last + self._every:
+            self._last = newest.position
+            self._freeze(core, newest.position, decided_at)
+        if self._frozen is not None and newest.position >= self._frozen.through:
+            self._put(replace(self._frozen, through=newest.position, chain=newest.chain))
+            self._frozen = None
+
+    def _freeze(self, core: Core, position: int, decided_at: Mapping[str, int]) -> None:
+        """It is put away when the decisions in it have come back from the log: what is lost of them must not live on in it."""
+        through = max(position, *decided_at.values()) if decided_at else position
         try:
-            self._server.put(Snapshot(self._source, self._code, newest.position, newest.chain, freeze(core), dict(decided_at)))
+            self._frozen = Snapshot(self._source, self._code, position, through, "", freeze(core), dict(decided_at))
         except CodecError as error:
             logger.warning("there will be no snapshots: error=%s", error)
             self._over = True
+
+    def _put(self, snapshot: Snapshot) -> None:
+        try:
+            self._server.put(snapshot)
         except (LogError, ServerError) as error:
-            logger.warning("snapshot not kept: position=%d error=%s", newest.position, error)
+            logger.warning("snapshot not kept: position=%d error=%s", snapshot.position, error)
 
     def _ends(self, entry: Entry) -> bool:
         return isinstance(entry.event, RunEnded) or (entry.source == self._source and entry.epoch > self._epoch)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -45,6 +47,27 @@ def write_config(folder: Path, name: str = "scripted", **settings: str) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(SCRIPTED + f"folder: {folder / 'runs'}\n" + "".join(f"{key}: {value}\n" for key, value in settings.items()))
     return path
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started and that are not reaped."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            found += [int(folder.name)] if parent == pid else []
+    return found
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """A supervisor with its server and all its services, at once."""
+    for pid in [process.pid, *children(process.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 class Served:

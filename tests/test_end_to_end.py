@@ -103,6 +103,13 @@ def test_a_model_trains_while_its_device_is_lent_in_between(tmp_path: Path, serv
     losses = [entry.event.metrics["actor/loss"] for entry in entries if isinstance(entry.event, StepDone)]
     assert any(losses), "no step had a loss"
     assert verified(tmp_path, run)
+    kept = json.loads((tmp_path / run / "weights" / "initial.json").read_text())
+    assert kept["copied"] is True
+    assert (
+        {"config.json", "model.safetensors"}
+        <= set(kept["files"])
+        == {path.name for path in (tmp_path / run / "weights" / "initial").iterdir()}
+    )
 
 
 @pytest.mark.parametrize(

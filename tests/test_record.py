@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import typer
 
-from bus.events import RunEnded, ServiceStopped, WaitSamples
+from bus.errors import SwingshiftError
+from bus.events import RunEnded, ServiceStopped
 from bus.payload_recording import PayloadRecording
 from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.trimming import Trimming
+from services.cli.record import Recorded, record, record_command
 from services.launcher.folders import FoundRun
 from tests.bus.factories import plan
 from tests.services.archiver.runs import Run, ended, sample
@@ -67,16 +69,18 @@ def test_a_run_that_has_ended_is_recorded_from_its_server_with_all_that_a_runs_f
     assert json.loads((target / "run.json").read_text())["redis"] == archived.url
     again = swingshift("record", archived.run, "-o", str(target), "--redis", archived.url, "--runs", str(tmp_path))
     assert f"entries 1 to {last}, all of it" in again
+    with closing(Trimming(archived.url, archived.run, archived.log.log_id)) as trimming:
+        assert trimming.positions() == {}, "an observer holds back nothing"
 
 
 def test_it_ends_in_order_when_it_is_interrupted_and_goes_on_with_the_same_command(archived: Run, tmp_path: Path) -> None:
     archived.samples(0, 10)
     target = tmp_path / "mine"
     command = ["record", archived.run, "-o", str(target), "--redis", archived.url, "--runs", str(tmp_path)]
-    with subprocess.Popen([*COMMAND, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=QUIET) as process:
-        wait_until_recorded(target, 12)
-        process.send_signal(signal.SIGINT)
-        text = " ".join(process.communicate(timeout=PATIENCE_S)[0].split())
+    process = begin(archived, [*COMMAND, *command])
+    wait_until_recorded(target, 12)
+    process.send_signal(signal.SIGINT)
+    text = " ".join(process.communicate(timeout=PATIENCE_S)[0].decode().split())
     assert process.returncode == 130, text
     assert f"is recorded in {target}: entries 1 to 12, the same command goes on with it" in text
     archived.samples(10, 10)
@@ -85,11 +89,20 @@ def test_it_ends_in_order_when_it_is_interrupted_and_goes_on_with_the_same_comma
     assert recorded(target) == (list(range(1, 25)), {f"sample:{number}": sample(number) for number in range(20)})
 
 
+def begin(archived: Run, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that is killed at the end if it is still there by then."""
+    archived.processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=QUIET))
+    return archived.processes[-1]
+
+
 def wait_until_recorded(folder: Path, position: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not (folder / "payloads.sqlite").exists() or recorded(folder)[0][-1:] != [position]:
-        assert time.monotonic() < deadline
+    found = 0
+    while found < position:
+        assert time.monotonic() < deadline, f"{found} of {position} entries are recorded"
         time.sleep(0.05)
+        with suppress(SwingshiftError), Recording.open(folder) as recording:
+            found = recording.last_position()
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -100,44 +113,40 @@ def test_what_the_server_has_forgotten_comes_from_the_runs_own_recording_or_thro
     archived.wait_until_recorded(archived.samples(0, 300) + 299)
     forget(archived, 300, 250)
     archived.samples(300, 20)
-    target = tmp_path / "mine"
+    target, said = tmp_path / "mine", list[Recorded]()
     found = FoundRun(archived.run, archived.url, archived.folder if here else tmp_path / "elsewhere")
-    code = f"""
-import sys
-from pathlib import Path
-from services.cli.record import record
-from services.launcher.folders import FoundRun
-print(record(FoundRun({found.run!r}, {found.url!r}, Path({str(found.folder)!r})), Path({str(target)!r})))
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=QUIET) as recording:
-        wait_until_recorded(target, 323)
-        end(archived)
-        said = recording.communicate(timeout=PATIENCE_S)[0]
+    recording = threading.Thread(target=lambda: said.append(record(found, target)))
+    recording.start()
+    wait_until_recorded(target, 323)
+    end(archived)
+    recording.join(PATIENCE_S)
     assert ended(process) == 0
-    assert re.search(r"Recorded\(position=32[56], ended=True\)", said), said
+    assert [(result.ended, result.position in (325, 326)) for result in said] == [(True, True)]
     positions, payloads = recorded(target)
     assert positions[:325] == list(range(1, 326))
     assert payloads == {f"sample:{number}": sample(number) for number in range(320)}
 
 
-def test_it_holds_back_nothing(archived: Run, tmp_path: Path) -> None:
-    archived.say(*(WaitSamples(step=step, need=2, have=0) for step in range(300)))
-    end(archived)
-    swingshift("record", archived.run, "-o", str(tmp_path / "mine"), "--redis", archived.url, "--runs", str(tmp_path))
-    with closing(Trimming(archived.url, archived.run, archived.log.log_id)) as trimming:
-        assert trimming.positions() == {}
+def told(capsys: pytest.CaptureFixture[str], named: str, redis: str | None, runs: Path, to: Path) -> str:
+    """What the command says when it cannot be followed."""
+    with pytest.raises(typer.Exit) as ended:
+        record_command(named, redis, runs, to)
+    assert ended.value.exit_code == 2
+    return capsys.readouterr().err
 
 
-def test_the_runs_own_folder_is_refused(redis_url: str, run: str, tmp_path: Path) -> None:
+def test_the_runs_own_folder_is_refused(redis_url: str, run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RedisLog.create(redis_url, plan(run), at=1).close()
-    text = swingshift("record", run, "-o", str(tmp_path / run), "--redis", redis_url, "--runs", str(tmp_path), status=2)
+    text = told(capsys, run, redis_url, tmp_path, tmp_path / run)
     assert f"{tmp_path / run} is the folder of the run itself, where its archiver records" in text
     assert not (tmp_path / run).exists()
 
 
-def test_a_run_without_a_server_is_told_where_its_recording_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_server_is_told_where_its_recording_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("REDIS_URL", raising=False)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.json").write_text('{"run": "old", "redis": null}')
-    text = swingshift("record", "old", "-o", str(tmp_path / "mine"), "--runs", str(tmp_path), status=2)
+    text = told(capsys, "old", None, tmp_path, tmp_path / "mine")
     assert "no server is known that has run old: name it with --redis URL. A run that has ended is recorded in its folder already" in text

@@ -10,15 +10,18 @@ import pytest
 from bus.acl import ROLES, acl_file
 from bus.connection import Connection
 from bus.entry import Producer
-from bus.errors import ServerError
+from bus.errors import BlobMissing, ServerError
 from bus.events import GenerationFinished, RolloutPaused, RolloutResumed, RunEnded
+from bus.history import History
 from bus.keys import RUNS, Keys
 from bus.memory_use import MemoryUse
+from bus.recall import Recalling
+from bus.recorder import Recorder
 from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.runs import list_runs, run_keys
-from bus.trimming import Trimming
+from bus.trimming import Progress, Trimming
 from tests.bus.factories import fact, generation, plan, started, steps
 from tests.bus.servers import CERTIFICATE, running, tls_options
 from tests.conftest import debian_binary
@@ -58,6 +61,9 @@ def test_several_runs_share_a_server_with_a_password_and_their_services_start_in
             assert ended(tmp_path / f"{run}-archiver" / "runs" / run).reason == "completed"
             verify_finished = swingshift("replay", "verify", str(tmp_path / f"{run}-archiver" / "runs" / run))
             assert "passed: the chain is whole" in verify_finished
+        runs_there = str(tmp_path / "one-archiver" / "runs")
+        assert "all of it" in swingshift("record", "one", "-o", str(tmp_path / "again"), "--runs", runs_there, environment=environment)
+        assert "passed: the chain is whole" in swingshift("replay", "verify", str(tmp_path / "again"))
         listed = swingshift("runs", environment=environment)
         assert "one" in listed
         assert "two" in listed
@@ -141,6 +147,31 @@ def test_users_have_the_rights_that_their_part_of_a_run_needs_and_no_more(tmp_pa
             for command in (("FLUSHALL",), ("GET", "other"), ("SET", "swingshift", "1"), ("CONFIG", "GET", "*"), ("KEYS", "*")):
                 assert is_refused(url, *command), f"{role} may {command}"
         assert is_refused(f"redis://127.0.0.1:{port}", "PING")
+
+
+def test_every_user_who_reads_a_log_gets_what_was_trimmed_through_the_archivers(tmp_path: Path, passwords: dict[str, str]) -> None:
+    (tmp_path / "users.acl").write_text(acl_file(passwords))
+    with running(debian_binary(), tmp_path, "--port", "PORT", "--aclfile", str(tmp_path / "users.acl")) as port:
+        urls = {role: f"redis://{role}:{password}@127.0.0.1:{port}" for role, password in passwords.items()}
+        RedisLog.create(urls["supervisor"], plan("r"), at=1).close()
+        with RedisLog.open(urls["archiver"], "r") as log, Recorder.open(tmp_path / "recorded", "r", log.log_id) as recorder:
+            log.append(OPERATOR, steps(1, 9))
+            recorder.append(log.read(0, 10))
+            trimming = Trimming(urls["archiver"], "r", log.log_id)
+            trimming.trim(8)
+            for holder in ("trainer", "rollouter", "controller", "policy"):
+                Progress(urls[holder], "r", holder).close(7)
+            assert trimming.positions() == dict.fromkeys(("trainer", "rollouter", "controller", "policy"), 7)
+            trimming.close()
+        with Recalling(urls["archiver"], "r", tmp_path / "recorded"):
+            for role in ("trainer", "rollouter", "controller", "policy", "monitor", "observer", "operator", "supervisor"):
+                with History.open(urls[role], "r", None) as history:
+                    assert [entry.position for entry in history.entries(0, 10)] == list(range(1, 11)), role
+        blobs = RedisBlobs(urls["rollouter"], "r")
+        blobs.put("sample:1", b"x")
+        RedisBlobs(urls["archiver"], "r").delete(["sample:1"])
+        with pytest.raises(BlobMissing):
+            blobs.get("sample:1")
 
 
 def append(url: str) -> None:
@@ -303,11 +334,21 @@ def test_a_run_over_its_budget_is_ended_with_both_numbers_and_nothing_is_evicted
     assert int(end.detail.split()[0]) >= 1_000_000
 
 
+def run_on_small_server(folder: Path, maxmemory: str, *settings: str, status: int) -> str:
+    config = write_config(folder)
+    chosen = [word for setting in ("redis.memory_pause_at=1", *settings) for word in ("--set", setting)]
+    with running(debian_binary(), folder, "--port", "PORT", "--maxmemory", maxmemory) as port:
+        return swingshift("run", str(config), "--run", "r", "--in-process", "--redis", f"redis://127.0.0.1:{port}", *chosen, status=status)
+
+
 def test_a_run_that_fills_a_servers_memory_is_ended_with_the_numbers_before_nothing_can_be_said_any_more(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    with running(debian_binary(), tmp_path, "--port", "PORT", "--maxmemory", "4mb") as port:
-        settings = ["--set", "async_training.total_steps=100000", "--set", "redis.memory_pause_at=1"]
-        text = swingshift("run", str(config), "--run", "r", "--in-process", "--redis", f"redis://127.0.0.1:{port}", *settings, status=1)
+    settings = [f"{section}={value}" for section, value in LARGE.items()]
+    text = run_on_small_server(tmp_path, "4mb", *settings, status=1)
     assert "run r ended: memory: " in text
     assert "bytes on the server are used" in text
     assert "passed: the chain is whole" in text
+
+
+def test_a_run_whose_log_is_larger_than_the_servers_memory_completes(tmp_path: Path) -> None:
+    assert "run r ended: completed" in run_on_small_server(tmp_path, "3mb", "async_training.total_steps=400", status=0)
+    assert (tmp_path / "runs" / "r" / "events.sqlite").stat().st_size > 3 << 20

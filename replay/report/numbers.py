@@ -14,6 +14,8 @@ Better = Literal["lower", "higher", ""]
 Unit = Literal["s", "%", "", "tokens"]
 SMALLEST_CHANGE = 0.0005
 """Relative differences below it are none."""
+SMALLEST_JUDGED = 0.02
+"""Relative differences up to it are neither better nor worse: two runs of one plan differ as much."""
 MOST_PERCENT = 1000
 """More than that says nothing that the difference itself does not say."""
 
@@ -121,7 +123,7 @@ def _lending(summary: Summary) -> list[Number]:
         Number(group, "swings cost, share of the time", swings.seconds / wall if wall > 0 else None, "%", digits=1),
         Number(group, "devices lent, share of the time", lent / wall if wall > 0 else None, "%", digits=1),
         Number(group, "tokens of lent devices", swings.lent_tokens, "tokens"),
-        Number(group, "which would have taken the others", gain, "s", digits=2, hint="at the standalone replicas' rate in this run"),
+        Number(group, "time the others need for them", gain, "s", digits=2, hint="at the standalone replicas' rate in this run"),
     ]
 
 
@@ -148,8 +150,8 @@ def change(first: Number, other: Number) -> Change:
         text = f"{sign}{number_text(size, first.unit, first.digits)}"
         if (first.unit or first.digits) and 0 < size <= MOST_PERCENT / 100 * abs(first.value):
             text += f" ({sign}{100 * size / abs(first.value):.1f} %)"
-    judgement = _judge(difference, first.better)
-    return Change(text, judgement)
+    telling = size > SMALLEST_JUDGED * abs(first.value)
+    return Change(text, _judge(difference, first.better) if telling else "")
 
 
 def _judge(difference: float, better: Better) -> Literal["better", "worse", ""]:

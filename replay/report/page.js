@@ -2,14 +2,14 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-/** Patterns for wasted time, so that colour is not all that tells it. */
+/** Patterns for time of which nothing comes, so that colour is not all that tells it. */
 function hatches() {
   const pattern = (name, line, d) => draw("pattern", { id: `hatch-${name}`, width: 6, height: 6, patternUnits: "userSpaceOnUse" },
     draw("rect", { width: 6, height: 6, style: `fill: var(--${name})` }), draw("path", { d, style: `stroke: var(${line}); stroke-width: 1.2; fill: none` }));
   const up = "M-1 1l2 -2M0 6l6 -6M5 7l2 -2";
   const down = "M-1 5l2 2M0 0l6 6M5 -1l2 2";
   const holder = draw("svg", { width: 0, height: 0, style: "position: absolute", "aria-hidden": "true" });
-  holder.append(draw("defs", {}, pattern("waiting", "--paper", up), pattern("paused", "--ink", down), pattern("lost", "--ink", up)));
+  holder.append(draw("defs", {}, pattern("starting", "--faint", "M0 3h6"), pattern("waiting", "--paper", up), pattern("paused", "--faint", down), pattern("lost", "--ink", up)));
   document.body.append(holder);
 }
 

@@ -18,6 +18,7 @@ from bus.events import (
     ReplicaFailed,
     ReplicaLost,
     RolloutPaused,
+    RunEnded,
     SampleDropped,
     ServiceLost,
     Stalled,
@@ -27,6 +28,7 @@ from bus.events import (
     SwitchStarted,
     WeightsPublished,
 )
+from bus.requests import ANSWERING
 from policies.swings import Swings
 from replay.ledger import Ledger
 from replay.report.series import Series
@@ -122,9 +124,12 @@ class Timeline:
         self.summary.apply(entry)
         if over:
             return
-        self._swings.apply(entry)
         now = self.summary.clock.now
-        self._look(now)
+        self._look_at_devices(now)
+        if type(entry.event) in ANSWERING:
+            return  # nine of ten entries, and they change nothing else
+        self._swings.apply(entry)
+        self._look_at_books(now)
         match entry.event:
             case StepDone() as event if self.summary.training.newest is event:
                 self._add_step(event, now)
@@ -140,13 +145,14 @@ class Timeline:
                 pass
         self._note(entry, now)
 
-    def _look(self, now: int) -> None:
-        summary = self.summary
-        for group in summary.devices.groups[len(self.lanes) :]:
+    def _look_at_devices(self, now: int) -> None:
+        for group in self.summary.devices.groups[len(self.lanes) :]:
             self.lanes.append(Lane(group))
         for lane in self.lanes:
             lane.doing.put(now, lane.group.doing)
-        books, lend = summary.books, self._swings.lend
+
+    def _look_at_books(self, now: int) -> None:
+        books, lend = self.summary.books, self._swings.lend
         self.ready.put(now, len(books.ready))
         self.in_flight.put(now, len(books.in_flight))
         # As the controller counts: with fewer samples to come than asked for, the devices go back when those are there.
@@ -166,7 +172,7 @@ class Timeline:
             text = swing_note(entry, self.summary)
         if text is None:
             return
-        if len(self.notes) >= MOST_NOTES:
+        if len(self.notes) >= MOST_NOTES and not isinstance(entry.event, RunEnded):
             self.notes_left_out += 1
             return
         self.notes.append(Note(now, entry.position, text, isinstance(entry.event, TROUBLE)))

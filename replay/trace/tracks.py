@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bus.entry import role_of
 from replay.trace.writer import TraceWriter, Value
 
-GROUPS = ("devices", "samples", "controller", "policy", "trainer", "rollouter", "replica")
-"""In this order from above; all others come below."""
 SLICE_FLOWS = 1 << 40
 """Flows that end at slices are numbered from here on; those between entries have the position of the effect."""
 
@@ -70,9 +67,7 @@ class Tracks:
     def group(self, name: str) -> int:
         """The group of a source, or one of the other groups."""
         if name not in self._groups:
-            role = role_of(name)
-            rank = GROUPS.index(role) if role in GROUPS else len(GROUPS)
-            self._groups[name] = self.writer.track(name.replace(":", " "), rank=rank)
+            self._groups[name] = self.writer.track(name.replace(":", " "))
         return self._groups[name]
 
     def pool(self, group: str, name: str, rank: int = 0) -> Pool:

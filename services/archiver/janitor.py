@@ -22,10 +22,10 @@ from bus.log import Log
 from bus.memory_use import Use
 from bus.recording import Recording, Row
 from services.archiver import attendance, brake, payload_lives
-from services.archiver.attendance import Attendance
 from services.archiver.brake import Brake, Marks
 from services.archiver.payload_lives import PayloadLives
 from services.config import RedisConfig
+from services.controller.expected import Expected
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,10 @@ JANITOR = Producer("janitor", 0)
 EVERY_S = 1.0
 STILL_S = 5.0
 """How long nothing may move in a pause before samples are started again."""
-KEPT_ENTRIES = 2_000
-"""Newest recorded entries that stay on the server, for who is only a little late, or looks at the end of the log."""
+KEPT_ENTRIES = 20_000
+"""Newest recorded entries that stay on the server: a replica whose process stands still for a while has its inbox when it goes on."""
+FEWEST_KEPT = 1_000
+"""When memory is short, enough for who looks at the end of the log."""
 AT_LEAST = 200
 """Entries trimmed in one call, at least."""
 AT_ONCE = 10_000
@@ -44,7 +46,7 @@ AT_ONCE = 10_000
 ESSENTIAL = ("trainer", "rollouter", "controller")
 """Consumers that hold the log from its first entry on, also before they have started."""
 POLICY = "policy"
-"""Holds the log while it is attached: the run goes on without it."""
+"""Holds the log while it is there: the run goes on without it, and its successor reads the recording."""
 
 _EACH_SAMPLE = ("GenerationFinished", "GenerationRequested", "SampleDropped", "SampleReady", "SampleStarted")
 KINDS = frozenset((*brake.KINDS, *attendance.KINDS, *payload_lives.KINDS))
@@ -91,13 +93,15 @@ class Janitor:
         self._measure = measure
         self._clock = clock
         self._most = settings.memory_budget
+        self._short_at = settings.memory_resume_at
         self._brake = Brake(Marks(settings.memory_resume_at, settings.memory_pause_at), STILL_S)
-        self._attendance = Attendance()
+        self._expected = Expected()
         self._lives = PayloadLives()
         self._dead: list[str] = []
         self._position = 0
         """Up to here everything is on the disk."""
         self._trimmed = 0
+        self._kept = KEPT_ENTRIES
         self._look_at = clock() + EVERY_S
         self._hindrance = ""
         """Why nothing is recorded for the moment."""
@@ -134,7 +138,7 @@ class Janitor:
 
     def _fold(self, entry: Entry, now: float) -> None:
         self._brake.apply(entry, now)
-        self._attendance.apply(entry)
+        self._expected.apply(entry)
         self._dead += self._lives.apply(entry)
         if len(self._dead) >= AT_ONCE:
             self._bury()
@@ -151,15 +155,17 @@ class Janitor:
         positions = self._trims.positions()
         floor = self._lives.floor
         self._trims.report(JANITOR.source, self._position if floor is None else floor)
-        holders = [*ESSENTIAL, POLICY] if POLICY in self._attendance.here else list(ESSENTIAL)
-        up_to = min(self._position - KEPT_ENTRIES, *(positions.get(holder, 0) for holder in holders))
+        holders = [*ESSENTIAL, POLICY] if POLICY in self._expected.epochs else list(ESSENTIAL)
+        up_to = min(self._position - self._kept, *(positions.get(holder, 0) for holder in holders))
         if up_to >= self._trimmed + AT_LEAST:
             self._trims.trim(up_to)
             self._trimmed = up_to
 
     def _look(self, now: float) -> None:
         use = self._measure()
-        event = self._brake.decide(use.run, use.budget(self._most), now, up_to_date=self._log.last_position() <= self._position)
+        budget = use.budget(self._most)
+        self._kept = KEPT_ENTRIES if use.run < self._short_at * budget else FEWEST_KEPT
+        event = self._brake.decide(use.run, budget, now, up_to_date=self._log.last_position() <= self._position)
         if event is None:
             return
         if self._hindrance and isinstance(event, RolloutPaused):

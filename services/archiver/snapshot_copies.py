@@ -1,4 +1,4 @@
-"""Copies the services' snapshots from the server into the recording, each as soon as the entry that it stands at is recorded.
+"""Copies the services' snapshots from the server into the recording, each as soon as all that is in it is recorded.
 
 There is one a service on the server, the newest; one that is replaced before it was copied is missed, and nothing is lost by it.
 """
@@ -14,7 +14,7 @@ from types import TracebackType
 from bus.errors import CodecError, LogError, ServerError
 from bus.recording import Row
 from bus.redis_snapshots import RedisSnapshots
-from bus.snapshot_table import SnapshotTable
+from bus.snapshot_table import Snapshot, SnapshotTable
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,12 @@ class SnapshotCopies:
             self._look_at = self._clock() + EVERY_S
             self._copy()
 
+    def _is_new(self, snapshot: Snapshot) -> bool:
+        return self._copied.get(snapshot.source, 0) < snapshot.position and snapshot.through <= self._recorded
+
     def _copy(self) -> None:
         try:
-            found = [each for each in self._snapshots.all() if self._copied.get(each.source, 0) < each.position <= self._recorded]
+            found = [each for each in self._snapshots.all() if self._is_new(each)]
             if found:
                 with SnapshotTable.open(self._folder) as table:
                     table.put(found)

@@ -104,7 +104,8 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     if asked.is_new:
         refuse_known_run(named, place.run)
     elif named is not None:
-        _refuse_living(place.url, place.run, asked.screen)
+        _wait_for_silence(place.url, place.run, asked.screen)
+    alive = _bury(place.url, place.run, everybody=named is None)
     reconcile(place.folder, place.run, place.url, asked.screen.say)
     finish_recording(place, PATIENCE_S)
     past = Past.read(place.folder, partial(asked.screen.working, "reading what the run had"))
@@ -112,17 +113,17 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     config = _settle(place, past, named, asked)
     with RedisLog.open(place.url, place.run) as log:
         _put_back(log, place, past, config, asked.screen)
-        say_lost(log, past)
+        say_lost(log, past, alive)
     return past, config
 
 
-def say_lost(log: RedisLog, past: Past) -> None:
-    """Everybody who was there is gone: what they had begun is begun again by who comes after them."""
+def say_lost(log: RedisLog, past: Past, alive: Sequence[str]) -> None:
+    """Everybody who was there, but for who is `alive`, is gone: what they had begun is begun again by who comes after them."""
     known = {spec.source for spec in services_of(past.plan)}
     lost = [
         ServiceLost(service=source, epoch=epoch, restarting=source in known, detail="the run was resumed")
         for source, epoch in past.attendance.here.items()
-        if source != MONITOR
+        if source not in alive
     ]
     if lost:
         log.append(SUPERVISOR, [Draft(event, derived=False, cause=0, at=time.time_ns()) for event in lost])
@@ -151,23 +152,36 @@ def _wait_for_leaving_server(folder: Path) -> None:
         time.sleep(POLL_S)
 
 
-def _refuse_living(url: str, run: str, screen: Screen) -> None:
-    """Raises ConfigError when a service of the run renews its sign of life: somebody else runs it."""
+def _wait_for_silence(url: str, run: str, screen: Screen) -> None:
+    """Until nobody of the run renews a sign of life. Raises ConfigError when a service does: somebody else runs it."""
     with closing(connect(url)) as connection:
         before: dict[str, int] = {}
         while signs := _signs(connection, run):
             renewed = [service for service, left_ms in signs.items() if left_ms > before.get(service, left_ms)]
-            if renewed:
+            if renewed and renewed != [MONITOR]:
                 raise ConfigError(
                     f"run {run} is active on {connection.where}: {', '.join(renewed)} shows signs of life; "
                     "wait until it has ended, or stop it with `swingshift stop`"
                 )
-            if all(left_ms < SILENT_S * 1000 for left_ms in signs.values()):
+            if renewed or all(left_ms < SILENT_S * 1000 for left_ms in signs.values()):
                 return
             if not before:
                 screen.say(f"waiting until it is certain that nobody runs {run} any more, for {TTL_S:g} s at most")
             before = signs
             time.sleep(POLL_S)
+
+
+def _bury(url: str, run: str, *, everybody: bool) -> list[str]:
+    """Takes away the signs of life of the dead, which would keep a new monitor from telling measures; returns who still has one.
+
+    `everybody`: on a server of our own that was just started nobody can be alive.
+    """
+    with closing(connect(url)) as connection:
+        signs = _signs(connection, run)
+        dead = [service for service, left_ms in signs.items() if everybody or left_ms < SILENT_S * 1000]
+        for service in dead:
+            connection.call("DEL", Keys(run).alive(service))
+    return [service for service in signs if service not in dead]
 
 
 def _signs(connection: Connection, run: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from bus.alive import Alive, living_epochs
 from bus.connection import Connection
 from bus.entry import Draft, Entry, Producer
-from bus.errors import LogUnavailable, ServerError, SwingshiftError
+from bus.errors import GapError, LogUnavailable, ServerError, SwingshiftError
 from bus.events import EvalDone, Event, Measured, RunEnded, ServiceStarted, ServiceStopped, StepDone
 from bus.log import Log
 from bus.redis_log import RedisLog
@@ -145,7 +145,10 @@ class Reporting:
 
 def has_ended(log: Log) -> bool:
     """The run is over: what it was is on the disk already, and nobody adds to it."""
-    newest = log.read(max(0, log.last_position() - END_WINDOW), END_WINDOW)
+    try:
+        newest = log.read(max(0, log.last_position() - END_WINDOW), END_WINDOW)
+    except GapError:  # a log that was lost and goes on has no older entries, and had not ended
+        return False
     return any(isinstance(entry.event, RunEnded) for entry in newest)
 
 

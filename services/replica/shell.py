@@ -21,7 +21,7 @@ from typing import Literal
 
 from bus.blobs import get_blob, put_blob
 from bus.entry import Draft, Entry, Producer
-from bus.errors import BlobMissing, EngineError, WeightsError
+from bus.errors import BlobMissing, EngineError, GapError, WeightsError
 from bus.events import (
     AbortRequested,
     Event,
@@ -144,7 +144,12 @@ class Replica:
             position = max(0, position - END_WINDOW)
             while not self._ending.wait(BLOCK_MS / 1000):
                 seen = max(position, log.last_position() - END_WINDOW)
-                entries = log.read(seen, END_WINDOW)
+                try:
+                    entries = log.read(seen, END_WINDOW)
+                except GapError:
+                    # A log that was lost and goes on has no older entries, and had not ended.
+                    position = log.last_position() - 1
+                    continue
                 position = entries[-1].position if entries else position
                 ended = [entry for entry in entries if isinstance(entry.event, RunEnded)]
                 if ended:

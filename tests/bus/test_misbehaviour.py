@@ -9,22 +9,28 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from bus import codec
 from bus.connection import Connection
 from bus.entry import Producer
 from bus.errors import LogChanged, LogMissing, LogUnavailable
+from bus.events import WaitSamples
+from bus.recording import Recording
+from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from bus.run_recorder import RunRecorder
 from bus.server import EmbeddedServer
 from bus.trimming import Progress, Trimming
-from tests.bus.factories import fact, plan, started, steps
+from tests.bus.factories import fact, plan, started, steps, wait_samples
 from tests.bus.proxy import LossyProxy
 from tests.bus.servers import free_port, running
 from tests.bus.watching import blocked_client, in_thread, positions
@@ -254,3 +260,45 @@ def test_on_a_full_server_consumers_still_say_how_far_they_are(url: str, run: st
         assert trimming.positions() == {"trainer": 7, "archiver": 9}
         progress.close(8)
         assert trimming.positions() == {"trainer": 8, "archiver": 9}
+
+
+def sockets_to(port: int) -> Iterator[socket.socket]:
+    """This process's connections to a port of this machine, each as a second descriptor."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            with socket.socket(fileno=os.dup(int(descriptor))) as found:
+                if found.family == socket.AF_INET and found.getpeername()[1] == port:
+                    yield found
+
+
+def test_a_peer_that_dies_without_a_word_is_given_up_within_a_minute_also_by_who_has_just_spoken_to_it(url: str, run: str) -> None:
+    """No answer to a command, not even that it arrived, is no matter of keep-alive: the kernel would try for a quarter of an hour."""
+    with RedisLog.create(url, plan(run), at=1) as log:
+        log.read(0, 10)
+        options = [
+            [found.getsockopt(socket.IPPROTO_TCP, option) for option in (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE)]
+            for found in sockets_to(int(url.rpartition(":")[2]))
+        ]
+    assert len(options) == 2
+    assert all(0 < spoken_ms < 60_000 and 0 < waited_s < 60 for spoken_ms, waited_s in options)
+
+
+def test_an_archiver_of_newer_code_records_older_entries_as_they_are(
+    url: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log holds entries of the code before it: made anew from what is read of them, their bytes would not fit the chain."""
+    with (
+        RedisLog.create(url, plan(run), at=1) as log,
+        closing(RedisBlobs(url, run)) as blobs,
+        RunRecorder.open(tmp_path / "recording", run, log.log_id, blobs) as recorder,
+    ):
+        log.append(OPERATOR, [fact(wait_samples(number)) for number in range(5)])
+        recorder.append(log.read_rows(0, 3))
+        monkeypatch.setattr(WaitSamples, "schema_version", 2)
+        monkeypatch.setitem(codec.UPCASTERS, ("WaitSamples", 1), lambda body: {**body, "need": body["need"] * 10})
+        log.append(OPERATOR, [fact(wait_samples(5))])
+        recorder.append(log.read_rows(3, 10))
+    with Recording.open(tmp_path / "recording") as recording:
+        assert [row.version for row in recording.rows(2)] == [1, 1, 1, 1, 1, 2]
+        waits = [entry.event for entry in recording.entries(2)]
+    assert [event.need for event in waits if isinstance(event, WaitSamples)] == [80, 80, 80, 80, 80, 8]

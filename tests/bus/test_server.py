@@ -113,6 +113,41 @@ def test_what_a_killed_server_left_behind_does_not_keep_the_next_one_from_starti
     first.close()
 
 
+def test_a_kept_server_that_is_killed_comes_back_with_all_that_it_acknowledged(binary: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with EmbeddedServer(tmp_path, binary) as embedded, RedisLog.create(embedded.url, plan("r"), at=1) as log:
+        embedded.keep(said.append)
+        url, pid = embedded.url, embedded.pid
+        for number in range(1, 4):
+            log.append(OPERATOR, steps(number, 1))
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda before=pid: embedded.pid not in (None, before))
+            pid = embedded.pid
+        assert log.append(OPERATOR, steps(4, 1)) == 5
+        assert [entry.position for entry in log.read(0, 10)] == [1, 2, 3, 4, 5]
+        assert embedded.url == url
+    eventually(lambda: not is_running(pid or 0))
+    assert [words.partition("(")[2][:8] for words in said if "is started again" in words] == ["signal 9"] * 3
+    assert len([words for words in said if "is back after" in words]) == 3
+    assert folder_url(tmp_path) is None
+
+
+def test_a_kept_server_that_cannot_start_any_more_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bus.server.FIRST_PAUSE_S", 0.001)
+    said: list[str] = []
+    with EmbeddedServer(tmp_path, debian_binary()) as embedded:
+        embedded.keep(said.append)
+        pid = embedded.pid
+        assert pid is not None
+        for part in (tmp_path / "appendonlydir").glob("*.manifest"):
+            part.write_text("no manifest\n")
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: "is given up" in said[-1] if said else False)
+    assert any("the embedded server ended with exit code 1" in words for words in said)
+    assert "ended 7 times in a row" in said[-1]
+
+
 PARENT = """
 import sys, time
 from pathlib import Path

@@ -19,7 +19,7 @@ from bus.snapshot import freeze
 from bus.trimming import Trimming
 from policies.registry import POLICIES, create
 from services.archiver.attendance import Attendance
-from services.archiver.janitor import EVERY_S, KEPT_ENTRIES, Janitor
+from services.archiver.janitor import EVERY_S, FEWEST_KEPT, Janitor
 from services.config import RedisConfig
 from services.controller.core import ControllerCore
 from services.payloads import requested_prompt_blob
@@ -35,6 +35,7 @@ from tests.simulation.world import World
 OPERATOR = Producer("operator", 0)
 SAMPLES = 4_000
 PARTS = 3
+BUDGET = 1 << 20
 
 
 @pytest.mark.parametrize("after", [0, 3, 7])
@@ -109,7 +110,14 @@ class Server:
         self.trims = MemoryTrims(self.store)
         self.blobs = MemoryBlobs(self.store)
         self.now = 0.0
-        self.janitor = Janitor(MemoryLog(self.store), self.trims, self.blobs, lambda: Use(0, None), RedisConfig(), lambda: self.now)
+        self.janitor = Janitor(
+            MemoryLog(self.store),
+            self.trims,
+            self.blobs,
+            lambda: Use(BUDGET, None),
+            RedisConfig(memory_budget=BUDGET + 1, memory_pause_at=1.0, memory_resume_at=0.0),
+            lambda: self.now,
+        )
         self.sizes: list[tuple[int, int]] = []
         """(entries, payloads) at each look of the janitor."""
         for first in range(0, len(entries), 100):
@@ -137,11 +145,11 @@ class Server:
 
 
 def test_c50_what_the_server_holds_of_a_run_does_not_grow(long_log: list[Entry]) -> None:
-    assert len(long_log) > 10 * KEPT_ENTRIES
+    assert len(long_log) > 10 * FEWEST_KEPT
     sizes = Server(long_log).sizes
     assert grown([entries for entries, _ in sizes]) < 1.2
     assert grown([payloads for _, payloads in sizes]) < 1.2
-    assert max(entries for entries, _ in sizes) < 2 * KEPT_ENTRIES
+    assert max(entries for entries, _ in sizes) < 2 * FEWEST_KEPT
     samples_of_a_checkpoint = len(of_kind(long_log, BatchFormed)) * 8 / len(of_kind(long_log, CheckpointSaved))
     assert max(payloads for _, payloads in sizes) < 10 * samples_of_a_checkpoint
 

@@ -7,6 +7,7 @@ run ─▶ its server is killed, and comes back ─▶ all is killed in mid-cycl
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from bus.events import (
     CheckpointSaved,
     GenerationRequested,
     RedoDiverged,
+    ReplicaAwake,
     RunEnded,
     RunPlanned,
     SampleDropped,
@@ -32,17 +34,19 @@ from bus.events import (
     SampleStarted,
     ServiceLost,
     StepDone,
+    WeightsApplied,
     WeightsPublished,
 )
 from bus.host import decide_all, rebuild
 from bus.recording import Recording
 from bus.redis_log import RedisLog
-from bus.server import folder_url
+from bus.server import EmbeddedServer, folder_url
 from services.launcher.folders import remove_shm_folder, shm_folder
 from services.trainer.core import TrainerCore
 from swingshift import replay
 from tests.cases.runs import of_kind, positions, run_plan, small_plan
-from tests.serving import PATIENCE_S, QUIET, swingshift
+from tests.serving import COMMAND, PATIENCE_S, QUIET, children, kill_all, swingshift
+from tests.test_end_to_end import follow, wait_for_log
 
 RUN = "resumed"
 KILLED_AFTER = 14
@@ -51,7 +55,7 @@ GONE_BACK_TO = 21
 CONFIG = """
 model: {path: scripted}
 rollout: {engine: scripted, n: 2, max_running_requests: 4}
-scripted: {seconds_per_step: 0.01, tokens_per_second: 400, shortest_answer: 4, longest_answer: 24}
+scripted: {seconds_per_step: 0.12, tokens_per_second: 400, shortest_answer: 4, longest_answer: 24}
 async_training: {ppo_mini_batch_size: 4, trigger_parameter_sync_step: 3, total_steps: 27}
 policy: {name: default, params: {deactivate_ratio: 0.6}}
 monitor: {trackers: []}
@@ -71,6 +75,8 @@ class Resumed:
     back: list[Entry]
     """Of the run that begins with what this one had up to a step."""
     back_folder: Path
+    said: str
+    """What was said when it went on."""
     second: str
     """What a second supervisor was told while the run was active."""
     ended: str
@@ -102,32 +108,9 @@ def steps(url: str) -> Iterator[int]:
                     yield entry.event.step
 
 
-def children(pid: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            found += [int(folder.name)] if parent == pid else []
-    return found
-
-
 def server_pid(pid: int) -> int:
     """The embedded server below a supervisor."""
-    return next(child for child in children(pid) if b"unixsocket" in Path(f"/proc/{child}/cmdline").read_bytes() or is_server(child))
-
-
-def is_server(pid: int) -> bool:
-    return Path(f"/proc/{pid}/comm").read_text().strip() in ("redis-server", "valkey-server")
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """The supervisor and all that it started, at once."""
-    for pid in [process.pid, *children(process.pid)]:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
+    return next(child for child in children(pid) if Path(f"/proc/{child}/comm").read_text().strip() in ("redis-server", "valkey-server"))
 
 
 def recorded(folder: Path) -> list[Entry]:
@@ -145,6 +128,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         wait_for(lambda: folder_url(folder / "server") is not None, process)
         url = folder_url(folder / "server")
         assert url is not None
+        wait_for_log(url, RUN)
         progress = steps(url)
         next(progress)
         second = swingshift("run", "--resume", str(folder), status=2)
@@ -159,11 +143,11 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     folder.rename(moved)
     newest = max((moved / "checkpoints").glob("checkpoint-e*"), key=lambda path: int(path.name.rpartition("-s")[2]))
     (newest / "model.safetensors").write_bytes(b"torn")
-    swingshift("run", "--resume", str(moved))
+    said = swingshift("run", "--resume", str(moved), "--no-verify")
     ended = swingshift("run", "--resume", str(moved), status=2)
-    swingshift("run", "--resume", "moved", "--runs", str(moved.parent), "--from-step", str(GONE_BACK_TO), "--run", "back")
+    swingshift("run", "--resume", "moved", "--runs", str(moved.parent), "--from-step", str(GONE_BACK_TO), "--run", "back", "--no-verify")
     back = moved.parent / "back"
-    yield Resumed(moved, killed_at, recorded(moved), recorded(back), back, second, ended)
+    yield Resumed(moved, killed_at, recorded(moved), recorded(back), back, said, second, ended)
     assert not shm_folder(RUN).exists()
 
 
@@ -230,7 +214,9 @@ def test_c_16_current_weights_are_there_before_anything_is_generated(resumed: Re
     assert not put_back.exists(), "it is retired like any other version once a newer one is there"
     assert not [entry for entry in after if entry.event.kind == "ReplicaFailed"]
     assert not of_kind(after, RedoDiverged)
-    assert positions(after, GenerationRequested)[0] < positions(after, WeightsPublished)[0]
+    taken = [*positions(after, WeightsApplied), *positions(after, ReplicaAwake)]
+    assert min(taken) < positions(after, GenerationRequested)[0]
+    assert f"the published weights of version {version.version} are gone" in resumed.said
 
 
 def test_c_17_going_back_begins_a_new_log_that_knows_nothing_of_later_steps(resumed: Resumed) -> None:
@@ -259,7 +245,7 @@ def test_c_17_the_run_that_was_gone_back_in_stays_as_it_is(resumed: Resumed) -> 
 def test_everybody_who_was_there_is_lost_in_the_log_and_the_run_is_verified(resumed: Resumed) -> None:
     _, after = split(resumed)
     lost = [event.service for event in of_kind(after, ServiceLost)]
-    assert sorted(lost) == ["archiver", "controller", "policy", "replica:h0", "replica:s0", "rollouter", "trainer"]
+    assert sorted(lost) == ["archiver", "controller", "monitor", "policy", "replica:h0", "replica:s0", "rollouter", "trainer"]
     assert [event.reason for event in of_kind(resumed.entries, RunEnded)] == ["completed"]
 
 
@@ -286,3 +272,25 @@ def split(resumed: Resumed) -> tuple[Sequence[Entry], Sequence[Entry]]:
 def finished(entries: Sequence[Entry]) -> set[int]:
     trained = {sample for event in of_kind(entries, BatchFormed) for sample in event.samples}
     return trained | {event.sample for event in of_kind(entries, SampleDropped)}
+
+
+def test_a_run_whose_log_is_rolled_back_ends_and_says_how_it_goes_on(tmp_path: Path, run: str) -> None:
+    """The server is killed, loses the end of its file, and comes back under the feet of a run."""
+    (tmp_path / "config.yaml").write_text(CONFIG + f"folder: {tmp_path / 'runs'}\n")
+    folder, said = tmp_path / "runs" / run, tmp_path / "said.txt"
+    with EmbeddedServer(tmp_path / "server") as server:
+        command = [*COMMAND, "run", str(tmp_path / "config.yaml"), "--run", run, "--no-verify", "--redis", server.url]
+        with said.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, env=QUIET) as process:
+            wait_for_log(server.url, run)
+            next(entry for entry in follow(server.url, run) if isinstance(entry.event, StepDone) and entry.event.step == 4)
+            server.close()
+            (appended,) = (tmp_path / "server" / "appendonlydir").glob("*.incr.aof")
+            os.truncate(appended, appended.stat().st_size // 2)
+            server.start()
+            assert process.wait(PATIENCE_S) == 1
+        words = " ".join(said.read_text().split())
+        assert re.search(r"ended: log_lost: run \S+: the log ends at \d+, this client knows it up to \d+: it was rolled back", words)
+        assert f"go on with it: swingshift run --resume {folder}" in words
+        goes_on = swingshift("run", "--resume", str(folder))
+        assert "The log is made anew from the recording" in goes_on
+    assert [event.step for event in of_kind(recorded(folder), StepDone)] == list(range(1, 28))

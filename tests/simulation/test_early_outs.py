@@ -1,34 +1,32 @@
-"""What is left out for speed would have changed nothing: folds that do not look at requests and answers, cores that are not asked again."""
+"""What is left out for speed changes nothing: folds that are not told of requests and answers, cores that are not asked again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from bus.books import Books
 from bus.core import Core
 from bus.entry import Entry
-from bus.evaluations import Evaluations
 from bus.host import decide_all, own
 from bus.requests import ANSWERING
 from bus.snapshot import freeze
-from policies.swings import Swings
 from services.controller.core import ControllerCore
-from services.controller.expected import Expected
-from services.controller.replicas import Replicas
+from services.policy.core import PolicyCore
 from services.rollouter.core import RollouterCore
 from services.trainer.core import TrainerCore
+from tests.simulation.restless import make_policy
 from tests.simulation.world import World
 
 SEEDS = (5, 14, 41)
-
-
-class BooksOfEntries(Books):
-    """Takes entries, as the other folds do."""
-
-    def take(self, entry: Entry) -> None:
-        self.apply(entry.event)
+LEAVE_EARLY = (
+    "services.controller.core", "services.trainer.core", "services.rollouter.core", "services.rollouter.evaluation",
+    "services.policy.core", "policies.view",
+)  # fmt: skip
+CORES: Sequence[Callable[[], Core]] = (
+    TrainerCore, RollouterCore, ControllerCore,
+    lambda: PolicyCore(make_policy("default", {})), lambda: PolicyCore(make_policy("default", {}), "shadow"),
+)  # fmt: skip
 
 
 def log(seed: int) -> list[Entry]:
@@ -38,41 +36,42 @@ def log(seed: int) -> list[Entry]:
     return world.store.entries
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_requests_and_answers_change_no_fold_that_is_not_told_of_them(seed: int) -> None:
-    books, evaluations, replicas, swings, expected = BooksOfEntries(), Evaluations(), Replicas(), Swings(), Expected()
-    folds: list[tuple[object, Callable[[Entry], None]]] = [
-        (books, books.take),
-        (evaluations, evaluations.apply),
-        (replicas, replicas.apply),
-        (swings, swings.apply),
-        (expected, expected.apply),
-    ]
-    for entry in log(seed):
-        for fold, take in folds:
-            before = vars(fold).copy() if type(entry.event) in ANSWERING else None
-            frozen = [freeze(value) for value in before.values()] if before is not None else []
-            take(entry)
-            if before is not None:
-                assert vars(fold).keys() == before.keys()
-                assert [freeze(value) for value in vars(fold).values()] == frozen, f"{type(fold).__name__} looks at {entry.event.kind}"
-
-
-@pytest.mark.parametrize("core", [TrainerCore, RollouterCore, ControllerCore], ids=lambda core: core.__name__)
-def test_a_core_that_had_nothing_to_decide_has_nothing_when_its_own_decision_comes_back(core: Callable[[], Core]) -> None:
-    """So the host need not ask it then: it asks only when something was applied, or the bound of decisions was reached."""
-    follower, silent = core(), True
+def led(core: Core, entries: Sequence[Entry]) -> list[tuple[bytes, bool]]:
+    """The state after each entry, and whether there was nothing to decide."""
+    found = []
     answers: dict[int, list[Entry]] = {}
-    entries = log(14)
     for entry in entries:
-        if entry.derived and entry.source == follower.source:
+        if entry.derived and entry.source == core.source:
             answers.setdefault(entry.cause, []).append(entry)
     for entry in entries:
-        if entry.derived and entry.source == follower.source:
-            assert not silent or follower.decide() is None
-        else:
-            follower.apply(entry)
+        if not (entry.derived and entry.source == core.source):
+            core.apply(entry)
         for answer in answers.get(entry.position, ()):
-            follower.apply(own(follower, answer.event, entry.position))
-        silent = follower.decide() is None
-        assert not silent or not decide_all(follower, entry.position)
+            core.apply(own(core, answer.event, entry.position))
+        found.append((freeze(core), core.decide() is None))
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("make", CORES, ids=["trainer", "rollouter", "controller", "policy", "shadow"])
+def test_leaving_early_at_requests_and_answers_gives_the_same_states(
+    seed: int, make: Callable[[], Core], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = log(seed)
+    early = led(make(), entries)
+    for module in LEAVE_EARLY:
+        monkeypatch.setattr(f"{module}.ANSWERING", frozenset())
+    assert led(make(), entries) == early
+
+
+@pytest.mark.parametrize("make", CORES[:3], ids=["trainer", "rollouter", "controller"])
+def test_a_core_that_had_nothing_to_decide_has_nothing_when_its_own_decision_comes_back(make: Callable[[], Core]) -> None:
+    """So the host need not ask it then: it asks only when something was applied, or the bound of decisions was reached."""
+    core = make()
+    entries = log(14)
+    silent = [nothing for _, nothing in led(core, entries)]
+    ours = [index for index, entry in enumerate(entries) if entry.derived and entry.source == core.source]
+    assert ours
+    again = [index for index in ours if silent[index - 1] and not any(entry.cause == index + 1 for entry in entries if entry.derived)]
+    assert all(silent[index] for index in again)
+    assert not silent[-1] or not decide_all(core, len(entries))

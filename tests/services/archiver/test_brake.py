@@ -90,6 +90,14 @@ def test_a_pause_in_which_nothing_moves_ends_and_the_next_one_comes_when_half_of
     assert story.says(80) == paused(80)
 
 
+def test_while_entries_wait_for_a_full_disk_nobody_can_tell_that_nothing_moves() -> None:
+    story = Story()
+    story.tell(SampleStarted(sample=0, version=0), ready(0))
+    assert story.says(85) == paused(85)
+    assert story.brake.decide(85, 100, story.now + 60.0, up_to_date=False) is None
+    assert story.brake.decide(85, 100, story.now + 60.0) == resumed(85)
+
+
 def test_while_a_step_trains_a_pause_goes_on() -> None:
     story = Story()
     story.tell(SampleStarted(sample=0, version=0), ready(0), batch(1))

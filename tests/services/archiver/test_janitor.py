@@ -22,7 +22,7 @@ from bus.recording import Recording, Row
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.trimming import Progress, Trimming
-from services.archiver.janitor import EVERY_S, KEPT_ENTRIES, Janitor
+from services.archiver.janitor import EVERY_S, FEWEST_KEPT, KEPT_ENTRIES, Janitor
 from services.config import RedisConfig
 from tests.bus.factories import fact, generation, plan, wait_samples
 from tests.services.archiver.test_payload_lives import answered, asked, ready
@@ -41,11 +41,12 @@ class Run:
         self.trims = MemoryTrims(self.store)
         self.blobs = MemoryBlobs(self.store)
         self.now = 0.0
+        self.used = 0
         self.recorded = 0
         self.janitor = self.new_janitor()
 
     def new_janitor(self) -> Janitor:
-        return Janitor(self.log, self.trims, self.blobs, lambda: Use(0, None), RedisConfig(), lambda: self.now)
+        return Janitor(self.log, self.trims, self.blobs, lambda: Use(self.used, None), RedisConfig(), lambda: self.now)
 
     def say(self, *events: Event) -> None:
         self.log.append(OPERATOR, [fact(event) for event in events])
@@ -71,18 +72,28 @@ class Run:
 
 def test_a_log_is_trimmed_behind_the_slowest_essential_consumer() -> None:
     run = Run()
-    run.fill(10_000)
-    run.tell(trainer=5_000, rollouter=9_999, controller=9_000)
+    run.fill(30_000)
+    run.tell(trainer=5_000, rollouter=29_999, controller=9_000)
     run.record()
     assert run.oldest == 5_001
-    run.tell(trainer=9_500)
+    run.tell(trainer=29_500, controller=29_500)
     run.record()
-    assert run.oldest == 10_001 - KEPT_ENTRIES + 1
+    assert run.oldest == 30_001 - KEPT_ENTRIES + 1
+
+
+def test_when_memory_is_short_fewer_of_the_newest_entries_are_kept() -> None:
+    run = Run()
+    run.fill(30_000)
+    run.tell(trainer=30_000, rollouter=30_000, controller=30_000)
+    run.used = RedisConfig().memory_budget * 7 // 10
+    run.record()
+    run.record()
+    assert run.oldest == 30_001 - FEWEST_KEPT + 1
 
 
 def test_nothing_is_trimmed_before_everybody_essential_has_told_where_it_is() -> None:
     run = Run()
-    run.fill(5_000)
+    run.fill(30_000)
     run.tell(trainer=4_000, rollouter=4_000)
     run.record()
     assert run.oldest == 1
@@ -90,32 +101,32 @@ def test_nothing_is_trimmed_before_everybody_essential_has_told_where_it_is() ->
 
 def test_what_is_not_on_the_disk_is_not_trimmed_and_the_newest_recorded_entries_stay() -> None:
     run = Run()
-    run.fill(10_000)
-    run.tell(trainer=10_000, rollouter=10_000, controller=10_000)
-    run.record(6_000)
-    assert run.oldest == 6_000 - KEPT_ENTRIES + 1
+    run.fill(40_000)
+    run.tell(trainer=40_000, rollouter=40_000, controller=40_000)
+    run.record(26_000)
+    assert run.oldest == 26_000 - KEPT_ENTRIES + 1
 
 
 def test_a_dead_observer_holds_nothing() -> None:
     run = Run()
-    run.fill(10_000)
+    run.fill(30_000)
     run.tell(trainer=8_000, rollouter=9_000, controller=9_000, monitor=3)
     run.tell(**{"policy:static": 5})
     run.record()
     assert run.oldest == 8_001
 
 
-def test_a_policy_holds_the_log_while_it_is_attached_and_not_when_it_is_gone_for_good() -> None:
+def test_a_policy_holds_the_log_while_it_is_there_and_no_longer() -> None:
     run = Run()
     run.log.attach("policy", fact(POLICY))
-    run.fill(10_000)
+    run.fill(30_000)
     run.tell(trainer=8_000, rollouter=8_000, controller=8_000, policy=100)
     run.record()
     assert run.oldest == 1
     run.tell(policy=300)
     run.record()
     assert run.oldest == 301
-    run.say(ServiceLost(service="policy", epoch=1, restarting=False))
+    run.say(ServiceLost(service="policy", epoch=1, restarting=True))
     run.record()
     assert run.oldest == 8_001
 
@@ -160,8 +171,8 @@ def test_an_inbox_that_is_never_read_does_not_fill_the_server(server_url: str, r
     with RedisLog.create(server_url, plan(run), at=1) as log:
         janitor_rows: list[Row] = []
         trims, blobs = Trimming(server_url, run, log.log_id), RedisBlobs(server_url, run)
-        now = 0.0
-        janitor = Janitor(log, trims, blobs, lambda: Use(0, None), RedisConfig(), lambda: now)
+        now, settings = 0.0, RedisConfig(memory_budget=1 << 20)
+        janitor = Janitor(log, trims, blobs, lambda: Use(900_000, None), settings, lambda: now)
         for consumer in ("trainer", "rollouter", "controller"):
             progress = Progress(server_url, run, consumer)
             progress.tell(0)
@@ -172,7 +183,7 @@ def test_an_inbox_that_is_never_read_does_not_fill_the_server(server_url: str, r
             now += EVERY_S
             janitor.take(janitor_rows)
         for key in (Keys(run).log, Keys(run).inbox("s0")):
-            assert cast(int, server.call("XLEN", key)) <= KEPT_ENTRIES + 1
+            assert cast(int, server.call("XLEN", key)) <= FEWEST_KEPT + 501
         trims.close()
         blobs.close()
     server.close()
