@@ -5,7 +5,7 @@ SEEDS ?= 100000
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check server simulate bench-lend bench-bus bench-boundary clean
+.PHONY: help venv demo test check server browser simulate bench-lend bench-bus bench-boundary clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -26,7 +26,7 @@ venv: .venv/.installed ## set up .venv with the locked packages (PYTHON=... name
 demo: venv ## the main job on this machine alone: asynchronous RL that lends the trainer's device
 	$(BIN)/swingshift run examples/demo.yaml
 
-test: check server ## set-up, static checks, then all tests
+test: check server browser ## set-up, static checks, then all tests
 	$(BIN)/pytest --durations=10
 
 check: venv ## ruff, mypy --strict, import-linter
@@ -35,25 +35,33 @@ check: venv ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# $(call installed,PROGRAMS,PACKAGE,WITHOUT): nothing if one of PROGRAMS is on the PATH, else PACKAGE by apt-get, else an error that says WITHOUT.
 # Debian starts and enables a service it installs; only the program is wanted here. A policy that the machine has already stays as it is.
+define installed
+@for program in $(1); do if command -v $$program >/dev/null; then exit 0; fi; done; \
+if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+    echo "$(3) Install it (Debian, Ubuntu: sudo apt-get install $(2))," >&2; \
+    echo "then run this again. Everything but the tests works without it." >&2; \
+    exit 1; \
+fi; \
+set -e; \
+policy=/usr/sbin/policy-rc.d; \
+if [ ! -e $$policy ]; then \
+    trap 'rm -f '$$policy EXIT; \
+    printf '#!/bin/sh\nexit 101\n' > $$policy; \
+    chmod 755 $$policy; \
+fi; \
+export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
+apt-get update --quiet; \
+apt-get install --yes --quiet --no-install-recommends $(2) </dev/null
+endef
+
 server: ## install redis-server if it is not there (Debian, as root)
-	@if command -v redis-server >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	    echo "The tests need redis-server 7.0 or newer on the PATH. Install it (Debian, Ubuntu: sudo apt-get install redis-server)," >&2; \
-	    echo "then run this again. Everything but the tests works without it." >&2; \
-	    exit 1; \
-	fi; \
-	set -e; \
-	policy=/usr/sbin/policy-rc.d; \
-	if [ ! -e $$policy ]; then \
-	    trap 'rm -f '$$policy EXIT; \
-	    printf '#!/bin/sh\nexit 101\n' > $$policy; \
-	    chmod 755 $$policy; \
-	fi; \
-	export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1; \
-	apt-get update --quiet; \
-	apt-get install --yes --quiet --no-install-recommends redis-server </dev/null; \
+	$(call installed,redis-server,redis-server,The tests need redis-server 7.0 or newer on the PATH.); \
 	if [ -d /run/systemd/system ]; then systemctl disable --quiet redis-server; fi
+
+browser: ## install a headless Chromium if there is none (Debian, as root)
+	$(call installed,chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable,chromium-headless-shell,The tests of the report need a Chromium on the PATH.)
 
 simulate: venv ## simulate SEEDS=100000 runs with crashes, delays and failures
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
