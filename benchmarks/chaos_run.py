@@ -26,6 +26,7 @@ from bus.errors import ConfigError, LogError, LogMissing, ServerError
 from bus.events import GenerationFinished, PolicyAttached, RunEnded, ServiceStarted
 from bus.keys import Keys
 from bus.memory_use import MemoryUse
+from bus.recording import Recording
 from bus.redis_log import RedisLog
 from bus.server import folder_url
 
@@ -225,10 +226,20 @@ class Attack:
     # --- the kills -----------------------------------------------------------------------------------------------------------------
 
     def _may_fire(self, kill: Kill) -> bool:
+        if kill.target == MACHINE and not self._is_recorded():
+            return False
         if kill.target in WHOLE and not kill.waits:
             return self._position > 0
         waited = time.monotonic() - self._killed_at > WAITING_S
         return self._position > 0 and bool(self._pids) and (self._waiting_for is None or not kill.waits or waited)
+
+    def _is_recorded(self) -> bool:
+        """There is something to go on with when all else is gone."""
+        try:
+            with Recording.open(self._place) as recording:
+                return recording.last_position() > 0
+        except (ConfigError, LogError):
+            return False
 
     def _fire_if_due(self, now: float) -> None:
         kill = self._pending[0] if self._pending else None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -133,11 +132,10 @@ class Recording:
         position = first - 1
         while True:
             try:
-                with closing(self._select(position + 1, last, kinds, sources)) as cursor:
-                    for columns in cursor:
-                        row = checked_row(columns)
-                        position = row.position
-                        yield row
+                for columns in self._select(position + 1, last, kinds, sources):
+                    row = checked_row(columns)
+                    position = row.position
+                    yield row
                 return
             except sqlite3.DatabaseError as error:
                 if not self._reads_broken_text(error):

@@ -127,11 +127,11 @@ class ScheduleView:
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""
-        if self._cycle_over and not self.is_open:
-            self._begin_cycle()
         event = entry.event
         if type(event) in ANSWERING:
             return
+        if self._cycle_over and not self.is_open:
+            self._begin_cycle()
         steps_done = self.books.steps_done
         was_ready = len(self.books.ready)
         self.books.apply(event)

@@ -40,6 +40,8 @@ class Subject:
     source: str
     make: CoreFactory
     code: Callable[[PolicyAttached | None], str]
+    ignores: frozenset[type[Event]] = frozenset()
+    """Entries of these types change nothing in it, so it is not led through them."""
 
 
 class CoreCheck:
@@ -73,10 +75,12 @@ class CoreCheck:
         """Takes in the next entries, each with the decisions that it led to, of any source."""
         if self._confused:
             return
-        position = 0
+        position, ignores, snapshots = 0, self._subject.ignores, self._snapshot_positions
         try:
             for entry, answers in entries:
                 position = entry.position
+                if self._silent and not answers and type(entry.event) in ignores and position not in snapshots:
+                    continue
                 if entry.source == self._source:
                     self._take_own(entry)
                 else:
@@ -84,7 +88,7 @@ class CoreCheck:
                 decided = self._compare(position, answers) if answers else 0
                 if not self._silent and self._stopped is None and decided < MAX_DECISIONS:
                     self._look_on(position)
-                if position in self._snapshot_positions:
+                if position in snapshots:
                     self._check_snapshot(entry)
         except CONFUSED as error:
             self._confused = True

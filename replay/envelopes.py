@@ -5,6 +5,8 @@ The chain is computed from the body's stored bytes, not from the event read from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bus import chain
 from bus.entry import Entry
 from bus.errors import CoreError
@@ -25,20 +27,22 @@ class Envelopes:
         self.last_chain = chain.GENESIS
         self._epochs: dict[str, int] = {}
 
-    def check(self, row: Row, entry: Entry | None, report: Report) -> None:
-        """Takes in the next row and, unless it cannot be read, its entry; what is wrong with it goes into the report."""
-        report.entries += 1
-        if row.link(self.last_chain) != row.chain:
-            what = "the chain breaks here: this entry or the one before was changed, removed or moved"
-            report.add(Difference(row.position, row.source, "chain", what))
-        if row.position != self.last_position + 1 or not row.derived <= row.cause < row.position:
-            for fault in self._faults_of_place(row):
-                report.add(Difference(row.position, row.source, "envelope", fault))
-        if entry is None:
-            self._epochs[row.source] = row.epoch
-        else:
-            self._check_emitter(entry, report)
-        self.last_position, self.last_chain = row.position, row.chain
+    def check(self, rows: Sequence[Row], entries: Sequence[Entry | None], report: Report) -> None:
+        """Takes in the next rows, each with its entry unless it cannot be read; what is wrong with them goes into the report."""
+        report.entries += len(rows)
+        for row, entry in zip(rows, entries, strict=True):
+            position = row.position
+            if row.link(self.last_chain) != row.chain:
+                what = "the chain breaks here: this entry or the one before was changed, removed or moved"
+                report.add(Difference(position, row.source, "chain", what))
+            if position != self.last_position + 1 or not row.derived <= row.cause < position:
+                for fault in self._faults_of_place(row):
+                    report.add(Difference(position, row.source, "envelope", fault))
+            if entry is None:
+                self._epochs[row.source] = row.epoch
+            else:
+                self._check_emitter(entry, report)
+            self.last_position, self.last_chain = position, row.chain
 
     def _check_emitter(self, entry: Entry, report: Report) -> None:
         position, source, epoch, _, _, _, _, event = entry

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bus.entry import Entry
 from bus.errors import BlobMissing, ConfigError, LogError
-from bus.events import Event, GenerationFinished, SampleReady
+from bus.events import BlobRef, Event, GenerationFinished, SampleReady
 from bus.payload_recording import FILE_NAME, PayloadRecording
 from bus.run_recorder import payload_of
 from replay.differences import LOG, Difference, Report
@@ -21,17 +21,20 @@ class PayloadCheck:
         self._payloads = payloads
         self._report = report
 
-    def take(self, entry: Entry) -> None:
-        """Compares what the entry names."""
-        ref = payload_of(entry.event)
-        if ref is None:
-            return
-        if self._payloads is None:
-            self._report.unchecked_payloads += 1
-            return
+    def take(self, entries: Iterable[Entry]) -> None:
+        """Compares what the entries name."""
+        for entry in entries:
+            ref = payload_of(entry.event)
+            if ref is not None:
+                if self._payloads is None:
+                    self._report.unchecked_payloads += 1
+                else:
+                    self._compare(self._payloads, entry, ref)
+
+    def _compare(self, payloads: PayloadRecording, entry: Entry, ref: BlobRef) -> None:
         self._report.payloads += 1
         try:
-            self._payloads.get_ref(ref)
+            payloads.get_ref(ref)
         except (BlobMissing, LogError) as error:
             self._report.add(Difference(entry.position, entry.source, "payload", f"the payload of {_whose(entry.event)}: {error}"))
 

@@ -94,11 +94,9 @@ class CheckedEntries:
         for batch in follow(self._batches(last), "verifying", last, lambda rows: rows[-1].position):
             was_torn = self._torn
             entries = [self._entry(row) for row in batch]
-            for row, entry in zip(batch, entries, strict=True):
-                self.envelopes.check(row, entry, self._report)
+            self.envelopes.check(batch, entries, self._report)
             readable = [entry for entry in entries if entry is not None]
-            for entry in readable:
-                self._payloads.take(entry)
+            self._payloads.take(readable)
             if not was_torn:
                 yield from readable[: entries.index(None) if self._torn else len(readable)]
 

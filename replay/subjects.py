@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bus.core import Core
 from bus.errors import ConfigError
 from bus.events import PolicyAttached
+from bus.requests import ANSWERING
 from policies.protocol import Policy
 from policies.registry import create
 from replay.core_check import Subject
@@ -26,11 +27,11 @@ def subjects(attached: Sequence[Attached] = ()) -> tuple[Subject, ...]:
     """Trainer, rollouter, controller, the active policy, and each shadow among the policies that attach."""
     shadows = dict.fromkeys(source for source, _ in attached if source != SOURCE)
     return (
-        Subject("trainer", lambda _: TrainerCore(), lambda _: service_code("trainer")),
+        Subject("trainer", lambda _: TrainerCore(), lambda _: service_code("trainer"), ANSWERING),
         Subject("rollouter", lambda _: RollouterCore(), lambda _: service_code("rollouter")),
         Subject("controller", lambda _: ControllerCore(), lambda _: service_code("controller")),
-        Subject(SOURCE, policy_core, policy_code),
-        *(Subject(source, shadow_core, policy_code) for source in shadows),
+        Subject(SOURCE, policy_core, policy_code, ANSWERING),
+        *(Subject(source, shadow_core, policy_code, ANSWERING) for source in shadows),
     )
 
 

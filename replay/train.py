@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from bus.errors import ConfigError, LearnerError
-from bus.events import BatchFormed, RunPlanned
+from bus.errors import CheckpointError, ConfigError, LearnerError
+from bus.events import BatchFormed, CheckpointSaved, RunPlanned
 from bus.payload_recording import PayloadRecording
 from bus.recording import Row
 from replay.train_report import Report, Step, Version
@@ -109,16 +109,24 @@ class Retraining:
 
     def _start(self, learner: Learner, begin: int, report: Report) -> int:
         """Brings the learner as near to the step `begin` as a checkpoint can; returns the step it is at."""
-        known = [saved for saved in self.steps.checkpoints if saved.step <= begin]
-        saved = load_newest(learner, known, lambda uri: checkpoint_folder(uri, self.folder)) if begin > 0 else None
+        there = [saved for saved in self.steps.checkpoints if saved.step <= begin and self._is_there(saved)]
+        saved = load_newest(learner, there, lambda uri: checkpoint_folder(uri, self.folder)) if begin > 0 else None
         at = 0 if saved is None else saved.step
         if saved is not None:
             report.start = f"the checkpoint of step {saved.step}"
         published = self.steps.published_after.get(at)
         if published is not None:
-            report.versions.append(Version(published.version, at, published.digest, weights_digest(learner.weights())))
+            report.versions.append(Version(published.version, at, published.digest, weights_digest(learner.weights()), published.revision))
             learner.begin_cycle()
         return at
+
+    def _is_there(self, saved: CheckpointSaved) -> bool:
+        """A trainer keeps only the newest ones."""
+        try:
+            checkpoint_folder(saved.uri, self.folder)
+        except CheckpointError:
+            return False
+        return True
 
     def _train(self, learner: Learner, after: int, last: int, report: Report, *, changed: bool = False) -> None:
         batches = self.steps.between(after, last)
@@ -135,8 +143,8 @@ class Retraining:
         recorded = self.steps.metrics[redone.step]
         report.steps.append(Step(redone.step, recorded, dict(redone.report.metrics), changed))
         report.num_samples += len(self.steps.batches[redone.step].samples)
-        if redone.published is not None and not changed:
-            report.versions.append(Version(redone.published.version, redone.step, redone.published.digest, redone.digest))
+        if (published := redone.published) is not None and not changed:
+            report.versions.append(Version(published.version, redone.step, published.digest, redone.digest, published.revision))
 
     def _may_go_on(self, report: Report) -> bool:
         """Everything after a difference differs, too; curves may be compared nevertheless."""

@@ -114,6 +114,8 @@ def _causes(report: Report, differences: Mapping[str, tuple[Value, Value]]) -> l
         return ["likely: the initial model is another one than the run began with"]
     if not report.steps:
         return [f"likely: {report.start} was changed; name an earlier version with --from-version"]
+    if version.revision:
+        return ["likely: what RedoDiverged in the log says: the trainer was restarted, and its redo had come to other weights, too"]
     if differences:
         return [f"likely: {name}, which was {recorded} and is {here} here" for name, (recorded, here) in differences.items()]
     return ["likely: other code of the learner, or an operation that gives other bits each time (actor.deterministic: false)"]

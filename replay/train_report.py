@@ -15,6 +15,8 @@ class Version:
     step: int
     recorded: str
     now: str
+    revision: int = 0
+    """Over 0: it was published again, after a trainer's redo had come to other weights."""
 
     @property
     def differs(self) -> bool:

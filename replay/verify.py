@@ -36,7 +36,7 @@ def verify(entries: Sequence[Entry], subjects: Sequence[Subject], last_chain: st
 
 def _checked(entries: Iterable[Entry], envelopes: Envelopes, report: Report) -> Iterator[Entry]:
     for entry in entries:
-        envelopes.check(Row.of(entry), entry, report)
+        envelopes.check([Row.of(entry)], [entry], report)
         yield entry
 
 

@@ -67,7 +67,7 @@ def make_prompts(config: RunConfig, plan: RunPlanned) -> PromptSource:
     if not data.train_files:
         order = None if size is None else EpochOrder(size, plan.seed, shuffle=data.shuffle)
         return TaskPrompts(get_task(data.task), plan.seed, order)
-    _check_unchanged(config, plan)
+    check_unchanged(config, plan)
     # What the plan has checked is read without being made into tokens, unless it must be known again which prompts are too long.
     limits = limits_of(config) if data.filter_overlong_prompts else None
     began = time.monotonic()
@@ -76,7 +76,8 @@ def make_prompts(config: RunConfig, plan: RunPlanned) -> PromptSource:
     return FilePrompts(train, validation, EpochOrder(size or len(train), plan.seed, shuffle=data.shuffle))
 
 
-def _check_unchanged(config: RunConfig, plan: RunPlanned) -> None:
+def check_unchanged(config: RunConfig, plan: RunPlanned) -> None:
+    """Raises ConfigError when files of data or tokenizer are not what they were when the run was planned."""
     names = {"train_digest": "data.train_files", "validation_digest": "data.val_files", "tokenizer_digest": "the tokenizer in model.path"}
     for name, digest in data_digests(config).items():
         if plan.environment.get(name) != digest:

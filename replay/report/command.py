@@ -13,6 +13,7 @@ from bus.recording import Recording
 from replay.bar import Bar
 from replay.report.page import MOST_RUNS, render
 from replay.report.timeline import Timeline
+from replay.whole import trusted_to_be_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def write_report(folders: Sequence[Path], path: Path, bar: Bar) -> Written:
 def read_timeline(folder: Path, bar: Bar) -> Timeline:
     """What happened when in a recorded run. Raises ConfigError, CodecError, LogError when it cannot be read."""
     timeline = Timeline()
-    with Recording.open(folder) as recording:
+    with Recording.open(folder) as recording, trusted_to_be_whole(folder):
         for entry in bar.follow(recording.entries(), f"reading {folder.name}", recording.last_position()):
             timeline.apply(entry)
     return timeline

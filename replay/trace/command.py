@@ -10,6 +10,7 @@ from bus.errors import ConfigError
 from bus.recording import Recording
 from replay.bar import Bar
 from replay.trace.trace import Effects, draw_trace
+from replay.whole import trusted_to_be_whole
 
 
 def trace_command(folder: Path, path: Path) -> None:
@@ -22,7 +23,7 @@ def trace_command(folder: Path, path: Path) -> None:
 def write_trace(folder: Path, path: Path, bar: Bar) -> int:
     """Writes the trace; returns how many entries it has."""
     effects = Effects()
-    with Recording.open(folder) as recording:
+    with Recording.open(folder) as recording, trusted_to_be_whole(folder):
         last = recording.last_position()
         for row in bar.follow(recording.rows(1, last), "looking for causes", last):
             effects.note(row.position, row.cause)

@@ -91,10 +91,16 @@ class TerminalScreen:
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
+    def past(self, entries: Sequence[Entry]) -> None:
+        self._take(entries, past=True)
+
     def take(self, entries: Sequence[Entry]) -> None:
+        self._take(entries, past=False)
+
+    def _take(self, entries: Sequence[Entry], *, past: bool) -> None:
         if self._view is not None and self._reporting is not None:
             for entry in entries:
-                self._view.update(entry)
+                self._view.update(entry, past=past)
                 self._reporting.take(entry, self._view.summary)
 
     def end(self, *, log_lost: bool = False) -> None:

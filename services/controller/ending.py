@@ -93,8 +93,8 @@ class Ending:
         """The end, if it has come."""
         plan, books = self._books.plan, self._books
         assert plan is not None
-        goes_on = not books.finished or self._evaluations.pending
-        if self._failure is None and goes_on and not self._replicas.all_given_up(plan.standalone, plan.hybrid):
+        goes_on = self._failure is None and (not books.finished or self._evaluations.pending)
+        if goes_on and (self._replicas.by_name or not self._replicas.all_given_up(plan.standalone + plan.hybrid)):
             return None
         if swing is not None:
             return SwitchRejected(request=swing.request, swing=swing.id, reason="run_ended")

@@ -168,9 +168,9 @@ class Replicas:
         up = {replica.name for replica in self.by_name.values() if replica.state != "starting"}
         return all(name in up or name in self.given_up for name in configured)
 
-    def all_given_up(self, *configured: tuple[str, ...]) -> bool:
+    def all_given_up(self, configured: tuple[str, ...]) -> bool:
         """Every configured replica is lost, and none will be restarted."""
-        return not self.by_name and all(name in self.given_up for names in configured for name in names)
+        return not self.by_name and all(name in self.given_up for name in configured)
 
     def wakeable(self) -> dict[str, int]:
         """Hybrids that could be woken now: added, asleep, of use. Name -> epoch."""

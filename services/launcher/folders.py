@@ -1,7 +1,8 @@
 """The folder of a run, and how a run is found again.
 
 runs/RUN/   config.yaml  run.json  summary.json   server/ (embedded: redis.url while it runs)   logs/SERVICE.log
-            checkpoints/  weights/  code/ (the user's own reward)  events.sqlite (the recording)
+            the recording: events.sqlite  payloads.sqlite  weights/ (initial/ and its description)  checkpoints/
+            code/ (the user's own reward, lock file, versions)
 runs/.models/   built-in models after their warm start
 """
 

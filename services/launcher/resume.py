@@ -20,17 +20,17 @@ from pathlib import Path
 from bus.alive import TTL_S
 from bus.connection import PATIENCE_S, Connection, connect
 from bus.entry import Draft
-from bus.errors import ConfigError, LogUnavailable
+from bus.errors import ConfigError, LogUnavailable, ServerAbsent
 from bus.events import Event, RedoDiverged, ServiceLost, ServiceStarted, ServiceStopped, WeightsPublished
 from bus.keys import Keys, check_run_id
 from bus.recording import FILE_NAME, Recording
 from bus.redis_log import RedisLog
 from bus.runs import living_services
 from bus.server import folder_url, named_server, server
-from services.archiver.origin import INITIAL
-from services.config import SCRIPTED, RunConfig
+from services.config import RunConfig
 from services.config_file import overridden
 from services.entry import code_of
+from services.launcher.fitting import check_here, copies_instead
 from services.launcher.folders import SERVER, SUMMARY, named_by, write_info
 from services.launcher.interrupts import Interrupts
 from services.launcher.lock import RunLock
@@ -48,6 +48,8 @@ from services.plan import config_of
 
 logger = logging.getLogger(__name__)
 
+EMBEDDED = "embedded"
+"""In place of a server's URL: one of our own in the run's folder, also for a run that was on another before."""
 LEAVING_S = 10.0
 """Longest wait for the embedded server of a supervisor that was killed to be gone."""
 POLL_S = 0.2
@@ -83,12 +85,14 @@ def resume(folder: Path, asked: Resuming) -> RunResult:
     check_local(asked.settings)
     with Interrupts() as interrupts, RunLock(folder):
         run = _run_of(folder)
-        named = named_server(asked.redis, os.environ, named_by(folder))
+        named = None if asked.redis == EMBEDDED else named_server(asked.redis, os.environ, named_by(folder))
         _wait_for_leaving_server(folder)
         with server(named, folder / SERVER, asked.screen.say) as url:
             place = RunPlace(url, run, folder)
             try:
                 past, config = _prepare(place, named, asked)
+            except ServerAbsent as error:
+                raise ServerAbsent(f"{error}; or go on with one in the run's folder: --redis {EMBEDDED}") from error
             except BaseException:
                 asked.screen.end()
                 raise
@@ -113,13 +117,13 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     config = _settle(place, past, named, asked)
     with RedisLog.open(place.url, place.run) as log:
         _put_back(log, place, past, config, asked.screen)
-        say_lost(log, past, alive)
+        say_lost(log, past, alive, tells_measures=config.monitor.events)
     return past, config
 
 
-def say_lost(log: RedisLog, past: Past, alive: Sequence[str]) -> None:
+def say_lost(log: RedisLog, past: Past, alive: Sequence[str], *, tells_measures: bool) -> None:
     """Everybody who was there, but for who is `alive`, is gone: what they had begun is begun again by who comes after them."""
-    known = {spec.source for spec in services_of(past.plan)}
+    known = {spec.source for spec in services_of(past.plan)} | ({MONITOR} if tells_measures else set())
     lost = [
         ServiceLost(service=source, epoch=epoch, restarting=source in known, detail="the run was resumed")
         for source, epoch in past.attendance.here.items()
@@ -208,12 +212,10 @@ def _settle(place: RunPlace, past: Past, named: str | None, asked: Resuming) -> 
     """Notes down where the run is now; returns its configuration here. Raises ConfigError."""
     folder, planned = place.folder, config_of(past.plan)
     settings = merged(local_settings(folder), asked.settings)
-    model = overridden(planned, settings, "--set").model.path
-    copied = folder / "weights" / INITIAL
-    if model != SCRIPTED and not Path(model).is_dir() and copied.is_dir():
-        settings = merged(settings, [f"model.path={copied}"])
-        asked.screen.say(f"the initial model is not in {model} any more: its copy in {copied} is taken")
+    say = asked.screen.say
+    settings = merged(settings, copies_instead(overridden(planned, settings, "--set"), folder, say))
     config = overridden(planned, settings, "--set")
+    check_here(past.plan, config, say)
     write_info(folder, place.run, named, planned.resolved(), settings)
     (folder / SUMMARY).unlink(missing_ok=True)
     return config

@@ -63,7 +63,10 @@ class Screen(Protocol):
         """The log is there, services start."""
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """New entries; of a run that goes on, first those that it had."""
+        """New entries."""
+
+    def past(self, entries: Sequence[Entry]) -> None:
+        """Entries that a run had which goes on: they come first, and are no news."""
 
     def working(self, what: str, done: int, total: int) -> None:
         """Something that may take a while, before services start."""
@@ -161,7 +164,7 @@ def show_history(folder: Path, last: int, screen: Screen) -> None:
         return
     with Recording.open(folder) as recording:
         for first in range(1, last + 1, SHOWN_ENTRIES):
-            screen.take(list(recording.entries(first, min(last, first + SHOWN_ENTRIES - 1))))
+            screen.past(list(recording.entries(first, min(last, first + SHOWN_ENTRIES - 1))))
 
 
 def say_waiting(say: Say, error: LogUnavailable | None, seconds: float) -> None:

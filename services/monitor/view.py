@@ -63,11 +63,11 @@ class LiveView:
         elif self.summary.entries:
             self._print(self._board().line())
 
-    def update(self, entry: Entry) -> None:
-        """Takes in the next entry of the log."""
+    def update(self, entry: Entry, *, past: bool = False) -> None:
+        """Takes in the next entry of the log. `past`: of what a run had that goes on, which is no news."""
         with self._lock:
             note = self._apply(entry)
-        if self._live is None:
+        if self._live is None and not past:
             self._say(entry, note)
 
     def _apply(self, entry: Entry) -> str | None:

@@ -51,14 +51,14 @@ class PolicyCore:
         return self._policy
 
     def apply(self, entry: Entry) -> None:
+        if type(entry.event) in ANSWERING:
+            return
         decided = self.view.boundaries_decided
         self.view.apply(entry)
         if self.view.boundaries_decided > decided:
             self._extras_left = MAX_EXTRAS
             self._extra_waits = True
             self._policy.decided(self.view)
-        if type(entry.event) in ANSWERING:
-            return
         match entry.event:
             case PolicyAttached(mode="active"):
                 lend = self.view.swings.lend

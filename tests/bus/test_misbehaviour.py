@@ -21,7 +21,7 @@ import pytest
 
 from bus import codec
 from bus.connection import Connection
-from bus.entry import Producer
+from bus.entry import Entry, Producer
 from bus.errors import LogChanged, LogMissing, LogUnavailable
 from bus.events import WaitSamples
 from bus.recording import Recording
@@ -84,7 +84,7 @@ def test_connections_that_are_killed_all_the_time_lose_nothing_and_double_nothin
     with RedisLog.create(own_server.url, plan(run), at=1) as writer, RedisLog.open(own_server.url, run) as reader:
         killer = threading.Thread(target=kill_everybody)
         killer.start()
-        read = []
+        read: list[Entry] = []
         try:
             for number in range(30):
                 assert writer.append(OPERATOR, steps(2 * number, 2)) == 2 + 2 * number
@@ -264,9 +264,9 @@ def test_on_a_full_server_consumers_still_say_how_far_they_are(url: str, run: st
 
 def sockets_to(port: int) -> Iterator[socket.socket]:
     """This process's connections to a port of this machine, each as a second descriptor."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            with socket.socket(fileno=os.dup(int(descriptor))) as found:
+    for path in Path("/proc/self/fd").iterdir():
+        if path.is_socket():
+            with socket.socket(fileno=os.dup(int(path.name))) as found, suppress(OSError):  # OSError: it is not connected
                 if found.family == socket.AF_INET and found.getpeername()[1] == port:
                     yield found
 

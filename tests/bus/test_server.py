@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -113,6 +114,10 @@ def test_what_a_killed_server_left_behind_does_not_keep_the_next_one_from_starti
     first.close()
 
 
+def is_replaced(embedded: EmbeddedServer, pid: int) -> bool:
+    return embedded.pid not in (None, pid)
+
+
 def test_a_kept_server_that_is_killed_comes_back_with_all_that_it_acknowledged(binary: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with EmbeddedServer(tmp_path, binary) as embedded, RedisLog.create(embedded.url, plan("r"), at=1) as log:
@@ -122,7 +127,7 @@ def test_a_kept_server_that_is_killed_comes_back_with_all_that_it_acknowledged(b
             log.append(OPERATOR, steps(number, 1))
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda before=pid: embedded.pid not in (None, before))
+            eventually(partial(is_replaced, embedded, pid))
             pid = embedded.pid
         assert log.append(OPERATOR, steps(4, 1)) == 5
         assert [entry.position for entry in log.read(0, 10)] == [1, 2, 3, 4, 5]

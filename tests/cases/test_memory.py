@@ -33,7 +33,7 @@ from tests.simulation.plans import Faults
 from tests.simulation.world import World
 
 OPERATOR = Producer("operator", 0)
-SAMPLES = 4_000
+SAMPLES = 2_000
 PARTS = 3
 BUDGET = 1 << 20
 

@@ -2,7 +2,8 @@
 
     lending     as_today    both kinds of replicas, swings, kills and restarts of everybody, evaluations, drops, three policies in turn
     starved     as_today    hybrid replicas only, an evaluation by them, prompts that end
-    shells      as_today    a real run's recording (--from runs/RUN) without the names of the machine and its folders
+    shells      as_today    a real run's recording (--from runs/RUN) without the names of the machine and its folders; the one that is
+                            there had its trainer killed, then everybody, and was resumed
     verdict     known_bad   `lending` with one verdict changed and the chain computed anew
     words       words       kinds of events in their present schema, with every field, that no golden recording has yet
 
@@ -48,7 +49,7 @@ from tests.simulation.plans import Faults
 from tests.simulation.world import World
 
 MOST_SEEDS = 500
-FOLDER = "runs"
+FOLDER = "/runs"
 """Stands for the folder of the runs in what is taken from a machine."""
 
 

@@ -139,6 +139,15 @@ def test_the_bad_one_is_bad_for_its_decision_alone(packed: Path, tmp_path: Path)
     assert (first.source, [field.path for field in first.fields]) == ("policy", ["give_back_at"])
 
 
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_what_draws_a_recording_says_in_a_sentence_that_it_is_not_whole(command: str, tmp_path: Path) -> None:
+    folder = unpack(packed_as("lending"), tmp_path / "run")
+    execute(folder, "DELETE FROM entries WHERE position = ?", positions(entries_of(folder), "BatchFormed")[1])
+    result = replay(command, folder, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "cannot be followed: AssertionError: StepDone without BatchFormed; `swingshift replay verify" in result.output
+
+
 def test_every_kind_of_event_is_in_a_golden_recording_in_each_of_its_schemas() -> None:
     assert missing_words() == [], "run `python -m tests.golden.make words`"
 

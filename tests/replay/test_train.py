@@ -107,6 +107,13 @@ def test_a_version_that_was_published_again_counts_with_its_newest_revision_and_
     assert train(run.train(4).record()).exit_code == 0
 
 
+def test_a_version_that_was_published_again_with_other_weights_is_explained_by_the_redo(tmp_path: Path, model: Path) -> None:
+    run = Trained(tmp_path, plan_of(str(model))).train(3)
+    first = next(event for entry in run.store.entries if isinstance(event := entry.event, WeightsPublished) and event.version == 1)
+    run.append(first.model_copy(update={"revision": 1, "digest": "0"}))
+    assert "likely: what RedoDiverged in the log says" in train(run.record()).output
+
+
 def test_other_settings_give_curves_beside_the_recorded_ones_and_a_model_folder(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = train(folder, "--set", "actor.lr=1e-2", "--set", "actor.max_grad_norm=0.5", "--from-version", 1, "-o", out)

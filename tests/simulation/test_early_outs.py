@@ -8,9 +8,11 @@ import pytest
 
 from bus.core import Core
 from bus.entry import Entry
+from bus.events import PolicyAttached
 from bus.host import decide_all, own
 from bus.requests import ANSWERING
 from bus.snapshot import freeze
+from replay.subjects import subjects
 from services.controller.core import ControllerCore
 from services.policy.core import PolicyCore
 from services.rollouter.core import RollouterCore
@@ -62,6 +64,17 @@ def test_leaving_early_at_requests_and_answers_gives_the_same_states(
     for module in LEAVE_EARLY:
         monkeypatch.setattr(f"{module}.ANSWERING", frozenset())
     assert led(make(), entries) == early
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_a_subject_ignores_changes_nothing_in_its_core(seed: int) -> None:
+    entries = log(seed)
+    attached = PolicyAttached(name="default", params={}, mode="shadow", code="")
+    for subject in subjects([("policy:default", attached)]):
+        states = [state for state, _ in led(subject.make(attached), entries)]
+        for index, entry in enumerate(entries):
+            if type(entry.event) in subject.ignores and not any(e.derived and e.cause == entry.position for e in entries):
+                assert states[index] == states[index - 1], f"{subject.source} looks at {entry.event.kind}"
 
 
 @pytest.mark.parametrize("make", CORES[:3], ids=["trainer", "rollouter", "controller"])

@@ -94,12 +94,25 @@ def believe_a_wake(patch: pytest.MonkeyPatch) -> None:
 def rebuild_in_log_order(patch: pytest.MonkeyPatch) -> None:
     """A successor applies its predecessor's decisions where they lie in the log, not right after their cause."""
 
-    def rebuild(core: Core, entries: list[Entry]) -> int:
+    def rebuild(core: Core, entries: list[Entry], decisions: list[Entry] | None = None, after: int = 0) -> int:
+        for entry in entries:
+            if not (entry.derived and entry.source == core.source and entry.cause <= after):
+                core.apply(entry)
+        return entries[-1].position
+
+    patch.setattr("tests.simulation.services.rebuild", rebuild)
+    patch.setattr("tests.simulation.services.rebuild_in_order", rebuild)
+
+
+def forget_what_a_snapshot_holds(patch: pytest.MonkeyPatch) -> None:
+    """A successor applies decisions again that its predecessor's snapshot holds already."""
+
+    def rebuild(core: Core, entries: list[Entry], decisions: list[Entry], after: int) -> int:
         for entry in entries:
             core.apply(entry)
         return entries[-1].position
 
-    patch.setattr("tests.simulation.services.rebuild", rebuild)
+    patch.setattr("tests.simulation.services.rebuild_in_order", rebuild)
 
 
 PLANTS: list[Plant] = [
@@ -110,6 +123,7 @@ PLANTS: list[Plant] = [
     wait_for_requests_that_land_late,
     believe_a_wake,
     rebuild_in_log_order,
+    forget_what_a_snapshot_holds,
 ]
 
 

@@ -43,6 +43,8 @@ class World:
         self.disk: dict[str, str] = {}
         self.weights: dict[str, None] = {}
         """Publications that can be loaded."""
+        self.snapshots: dict[tuple[str, str], tuple[int, bytes]] = {}
+        """(source, code) -> (position, core) of the newest snapshot."""
         self.ticks = 0
         self.crashes = 0
         self._processes: dict[str, Process] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from bus.connection import Connection
 from bus.entry import Producer
 from bus.events import (
@@ -22,7 +24,8 @@ from bus.recording import Recording, Row
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.trimming import Progress, Trimming
-from services.archiver.janitor import EVERY_S, FEWEST_KEPT, KEPT_ENTRIES, Janitor
+from services.archiver import janitor as module
+from services.archiver.janitor import EVERY_S, FEWEST_KEPT, Janitor
 from services.config import RedisConfig
 from tests.bus.factories import fact, generation, plan, wait_samples
 from tests.services.archiver.test_payload_lives import answered, asked, ready
@@ -30,6 +33,15 @@ from tests.services.archiver.trims import MemoryTrims
 
 OPERATOR = Producer("operator", 0)
 POLICY = PolicyAttached(name="default", params={}, mode="active", code="")
+
+
+KEPT_ENTRIES = 2_000
+
+
+@pytest.fixture(autouse=True)
+def small_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a log need not be long to be trimmed."""
+    monkeypatch.setattr(module, "KEPT_ENTRIES", KEPT_ENTRIES)
 
 
 class Run:
@@ -72,55 +84,55 @@ class Run:
 
 def test_a_log_is_trimmed_behind_the_slowest_essential_consumer() -> None:
     run = Run()
-    run.fill(30_000)
-    run.tell(trainer=5_000, rollouter=29_999, controller=9_000)
+    run.fill(5_000)
+    run.tell(trainer=1_000, rollouter=4_999, controller=2_000)
     run.record()
-    assert run.oldest == 5_001
-    run.tell(trainer=29_500, controller=29_500)
+    assert run.oldest == 1_001
+    run.tell(trainer=4_500, controller=4_500)
     run.record()
-    assert run.oldest == 30_001 - KEPT_ENTRIES + 1
+    assert run.oldest == 5_001 - KEPT_ENTRIES + 1
 
 
 def test_when_memory_is_short_fewer_of_the_newest_entries_are_kept() -> None:
     run = Run()
-    run.fill(30_000)
-    run.tell(trainer=30_000, rollouter=30_000, controller=30_000)
+    run.fill(5_000)
+    run.tell(trainer=5_000, rollouter=5_000, controller=5_000)
     run.used = RedisConfig().memory_budget * 7 // 10
     run.record()
     run.record()
-    assert run.oldest == 30_001 - FEWEST_KEPT + 1
+    assert run.oldest == 5_001 - FEWEST_KEPT + 1
 
 
 def test_nothing_is_trimmed_before_everybody_essential_has_told_where_it_is() -> None:
     run = Run()
-    run.fill(30_000)
-    run.tell(trainer=4_000, rollouter=4_000)
+    run.fill(5_000)
+    run.tell(trainer=2_500, rollouter=2_500)
     run.record()
     assert run.oldest == 1
 
 
 def test_what_is_not_on_the_disk_is_not_trimmed_and_the_newest_recorded_entries_stay() -> None:
     run = Run()
-    run.fill(40_000)
-    run.tell(trainer=40_000, rollouter=40_000, controller=40_000)
-    run.record(26_000)
-    assert run.oldest == 26_000 - KEPT_ENTRIES + 1
+    run.fill(5_000)
+    run.tell(trainer=5_000, rollouter=5_000, controller=5_000)
+    run.record(3_000)
+    assert run.oldest == 3_000 - KEPT_ENTRIES + 1
 
 
 def test_a_dead_observer_holds_nothing() -> None:
     run = Run()
-    run.fill(30_000)
-    run.tell(trainer=8_000, rollouter=9_000, controller=9_000, monitor=3)
+    run.fill(5_000)
+    run.tell(trainer=2_500, rollouter=2_800, controller=2_800, monitor=3)
     run.tell(**{"policy:static": 5})
     run.record()
-    assert run.oldest == 8_001
+    assert run.oldest == 2_501
 
 
 def test_a_policy_holds_the_log_while_it_is_there_and_no_longer() -> None:
     run = Run()
     run.log.attach("policy", fact(POLICY))
-    run.fill(30_000)
-    run.tell(trainer=8_000, rollouter=8_000, controller=8_000, policy=100)
+    run.fill(5_000)
+    run.tell(trainer=2_500, rollouter=2_500, controller=2_500, policy=100)
     run.record()
     assert run.oldest == 1
     run.tell(policy=300)
@@ -128,7 +140,7 @@ def test_a_policy_holds_the_log_while_it_is_there_and_no_longer() -> None:
     assert run.oldest == 301
     run.say(ServiceLost(service="policy", epoch=1, restarting=True))
     run.record()
-    assert run.oldest == 8_001
+    assert run.oldest == 2_501
 
 
 def test_a_payload_is_deleted_when_the_entry_that_ends_it_is_on_the_disk_and_not_before() -> None:

@@ -55,23 +55,24 @@ def test_an_archiver_that_is_told_to_end_records_its_last_word(archived: Run) ->
     assert archived.events()[-2:] == [WaitSamples(step=1, need=2, have=0), ServiceStopped(reason="terminated")]
 
 
-def test_an_archiver_that_is_killed_again_and_again_leaves_no_entry_and_no_payload_out(archived: Run) -> None:
+def test_an_archiver_that_is_killed_again_and_again_leaves_no_entry_and_no_payload_out(redis_url: str, run: str, tmp_path: Path) -> None:
     """The kills come when it is starting, when it is recording, and when it has nothing to do."""
     random = Random(7)
-    for first in range(0, 200, 50):
-        killed = archived.start()
-        last = archived.samples(first, 25)
-        if first:
-            archived.wait_until_recorded(last)
-        archived.samples(first + 25, 25)
-        time.sleep(random.uniform(0.0, 0.3))
-        killed.kill()
-        killed.wait()
-    final = archived.start()
-    archived.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
-    assert ended(final) == ENDED
-    assert archived.events() == [entry.event for entry in archived.log.read(0, 10_000)]
-    assert archived.payloads() == list(range(200))
+    with closing(Run(redis_url, run, tmp_path / "run")) as archived:
+        for first in range(0, 200, 50):
+            killed = archived.start()
+            last = archived.samples(first, 25)
+            if first:
+                archived.wait_until_recorded(last)
+            archived.samples(first + 25, 25)
+            time.sleep(random.uniform(0.0, 0.3))
+            killed.kill()
+            killed.wait()
+        final = archived.start()
+        archived.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
+        assert ended(final) == ENDED
+        assert archived.events() == [entry.event for entry in archived.log.read(0, 10_000)]
+        assert archived.payloads() == list(range(200))
 
 
 def test_an_archiver_ends_when_another_one_takes_over(archived: Run) -> None:
@@ -109,12 +110,12 @@ def test_an_archiver_whose_files_cannot_grow_goes_on_when_they_can_again(redis_u
     with closing(Run(redis_url, run, tmp_path / "run", memory_budget=600_000)) as archived:
         process = archived.start()
         archived.wait_until_recorded(3)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
-        check_a_full_disk(
-            archived,
-            process,
-            lambda: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
-        )
+
+        def limit(size: int) -> None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        limit(400_000)
+        check_a_full_disk(archived, process, lambda: limit(resource.RLIM_INFINITY))
 
 
 def test_an_archiver_that_starts_on_a_full_disk_waits_for_room(redis_url: str, run: str, tmp_path: Path) -> None:
