@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.chaos_kills import MACHINE, REDIS, WHOLE, Kill
+from benchmarks.chaos_processes import command_of, commands, is_service, kill_process, service_pids, working_folder
 from benchmarks.chaos_shapes import Shape
 from bus.connection import Connection
 from bus.entry import Entry
@@ -75,7 +75,7 @@ class Fired:
 
 
 class Attack:
-    """Carries a plan out on one run. `clock` is monotonic; nobody else starts processes of this run."""
+    """Carries a plan out on one run, once."""
 
     def __init__(self, folder: Path, run: str, shape: Shape, kills: Sequence[Kill], say: Say) -> None:
         self._place = folder / run
@@ -139,19 +139,24 @@ class Attack:
         processes = service_pids(self._run)
         self._process.kill()
         if server is not None:
-            _kill(server)
+            kill_process(server)
         self._process.wait()
         for pid in processes.values():
-            _kill(pid)
+            kill_process(pid)
         deadline = time.monotonic() + BACK_S
         while service_pids(self._run):
             if time.monotonic() > deadline:
                 raise Broken(f"services outlived their supervisor: {service_pids(self._run)}")
             time.sleep(0.02)
 
+    def _service_pid(self, source: str) -> int | None:
+        """If it lives: the number of one that is gone may be another's by now."""
+        pid = self._pids.get(source)
+        return pid if pid is not None and is_service(self._run, command_of(pid)) else None
+
     def _server_pid(self) -> int | None:
         folder = str(self._place / SERVER)
-        return next((pid for pid, line in _commands() if "-server " in line[0] and _working_folder(pid) == folder), None)
+        return next((pid for pid, line in commands() if "-server " in line[0] and working_folder(pid) == folder), None)
 
     # --- the log -------------------------------------------------------------------------------------------------------------------
 
@@ -258,8 +263,8 @@ class Attack:
         if kill.target in WHOLE:
             self._strike_whole(kill)
         else:
-            pid = self._server_pid() if kill.target == REDIS else self._pids.get(kill.target)
-            if pid is None or not _kill(pid):
+            pid = self._server_pid() if kill.target == REDIS else self._service_pid(kill.target)
+            if pid is None or not kill_process(pid):
                 return  # it is not back since it was killed before
             if kill.target == REDIS:
                 self._close_log()
@@ -293,47 +298,3 @@ class Attack:
     def _payloads(self) -> int:
         counted = self._connection.call("HGET", Keys(self._run).size, "payloads") if self._connection is not None else None
         return int(counted) if isinstance(counted, bytes) else 0
-
-
-def service_pids(run: str) -> dict[str, int]:
-    """Source -> process of every service of a run on this machine."""
-    found: dict[str, int] = {}
-    for pid, line in _commands():
-        if (
-            "services.entry" in line
-            and "--run" in line
-            and line[line.index("--run") + 1] == run
-            and not line[3].endswith("die_with_parent.py")
-        ):
-            service = line[line.index("services.entry") + 1]
-            found[f"replica:{line[line.index('--name') + 1]}" if "--name" in line else service] = pid
-    return found
-
-
-def _commands() -> list[tuple[int, list[str]]]:
-    """Every process of this machine that lives, with its command line."""
-    found: list[tuple[int, list[str]]] = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                line = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue  # it has ended meanwhile
-            if line[0]:
-                found.append((int(folder.name), line))
-    return found
-
-
-def _working_folder(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return ""
-
-
-def _kill(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True

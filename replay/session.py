@@ -12,7 +12,7 @@ from bus.errors import ConfigError, SwingshiftError
 from policies.registry import nearest
 from replay.pattern import Pattern
 from replay.show import causes, clipped, line_of, row_at
-from replay.state_command import INDENT, core_lines, named_sources, state_text
+from replay.state_command import INDENT, core_lines, fitted, named_sources, state_text
 from replay.state_view import LABEL_WIDTH
 from replay.travel import Travel
 
@@ -104,7 +104,7 @@ class Session:
     def _show(self, service: str) -> None:
         sources = named_sources(self._travel, service) if service else self._sources
         for line in state_text(self._travel, self.position, sources):
-            self._say(clipped(line))
+            self._say(fitted(line))
 
 
 def converse(session: Session) -> None:

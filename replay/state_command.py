@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +20,7 @@ from bus.events import PolicyAttached, RunPlanned, ServiceStarted, ShadowVerdict
 from policies.registry import nearest
 from replay.bar import Bar
 from replay.pattern import Pattern
-from replay.show import clipped, json_of, line_of, row_at
+from replay.show import json_of, line_of, row_at
 from replay.state_dump import Json, dump
 from replay.state_view import LABEL_WIDTH, state_lines
 from replay.travel import Travel
@@ -64,7 +67,7 @@ def state_command(folder: Path, place: Place, service: str | None, *, as_json: b
             return
         typer.echo(f"{folder}: entry {position} of {travel.last}")
         for line in state_text(travel, position, sources):
-            typer.echo(clipped(line))
+            typer.echo(fitted(line))
 
 
 def _track(bar: Bar, ends: Iterable[int], first: int, last: int) -> Iterable[int]:
@@ -93,6 +96,14 @@ def state_text(travel: Travel, position: int, sources: Sequence[str]) -> list[st
     return lines
 
 
+def fitted(line: str) -> str:
+    """A line that goes on below where a terminal has no room for all of it."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(line)
+    if len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent=" " * (len(INDENT) + LABEL_WIDTH + 1), break_long_words=False)
+
+
 def core_lines(travel: Travel, source: str, core: Core, position: int) -> list[tuple[str, str]]:
     """What the core's state says; of a policy also its newest verdict, which is in the log and not in the state."""
     lines = state_lines(core)
@@ -119,7 +130,7 @@ def _heading(travel: Travel, source: str, position: int) -> str:
     if start is None:
         return f"{source}: not started yet"
     ours, theirs = travel.code(source, position), _code(start)
-    other = "" if theirs in (ours, "") else f"; it ran code {theirs}, this is what the code of this checkout, {ours}, makes of the log"
+    other = "" if theirs in (ours, "") else f"; it ran code {theirs}, told by this checkout's {ours}"
     return f"{source}/{start.epoch}, since entry {start.position}{other}"
 
 

@@ -40,7 +40,7 @@ from services.launcher.put_back import put_payloads_back
 from services.launcher.reconcile import reconcile
 from services.launcher.run import RunResult, Screen, Summarise, drive, finish_recording, refuse_known_run
 from services.launcher.supervisor import SUPERVISOR, services_of
-from services.launcher.valid import offered_steps
+from services.launcher.valid import offered_steps, refuse_without_checkpoint
 from services.launcher.weights_back import Differing, missing_weights, put_weights_back
 from services.local_settings import INFO, check_local, local_settings, merged
 from services.monitor.reporter import SOURCE as MONITOR
@@ -114,6 +114,7 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     finish_recording(place, PATIENCE_S)
     past = Past.read(place.folder, partial(asked.screen.working, "reading what the run had"))
     _refuse_ended(past, place.folder)
+    refuse_without_checkpoint(past, place.folder)
     config = _settle(place, past, named, asked)
     with RedisLog.open(place.url, place.run) as log:
         _put_back(log, place, past, config, asked.screen)

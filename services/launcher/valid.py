@@ -6,10 +6,11 @@ import hashlib
 import json
 from pathlib import Path
 
-from bus.errors import CheckpointError
+from bus.errors import CheckpointError, ConfigError
 from bus.events import CheckpointSaved
 from services.launcher.past import Past
-from services.places import checkpoint_folder
+from services.places import CHECKPOINTS, checkpoint_folder
+from services.trainer.core import KEPT_CHECKPOINTS
 
 DIGESTS = "digests.json"
 
@@ -36,6 +37,26 @@ def whole_checkpoint(past: Past, folder: Path, step: int) -> Path | None:
     except (CheckpointError, OSError, ValueError):
         return None
     return path if whole and digests else None
+
+
+def refuse_without_checkpoint(past: Past, folder: Path) -> None:
+    """Raises ConfigError when the trainer could not come back: the batches before its oldest kept checkpoint are not kept for a redo."""
+    kept = [saved for _, saved in past.checkpoints[-KEPT_CHECKPOINTS:]]
+    if len(kept) < KEPT_CHECKPOINTS or any(_is_there(saved, folder) for saved in kept):
+        return
+    names = ", ".join(saved.uri.rpartition("/")[2] for saved in kept)
+    raise ConfigError(
+        f"none of the checkpoints {names} is in {folder / CHECKPOINTS}: the trainer could not come back to step {past.steps_done}; "
+        "put one of these folders back, and go on then"
+    )
+
+
+def _is_there(saved: CheckpointSaved, folder: Path) -> bool:
+    try:
+        path = checkpoint_folder(saved.uri, folder)
+        return all((path / name).is_file() for name in json.loads((path / DIGESTS).read_text()))
+    except (CheckpointError, OSError, ValueError):
+        return False
 
 
 def _digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bus.alive import Alive, living_epochs
-from bus.connection import Connection, check_server, connect, without_password
+from bus.connection import Connection, check_server, connect, persist, without_password
 from bus.entry import Producer
 from bus.errors import ConfigError, LogUnavailable, ServerError, ServerFull
 from bus.keys import Keys
@@ -218,3 +218,20 @@ def test_on_a_full_server_room_can_be_made_and_signs_of_life_are_given(binary: P
             blobs.close()
             trimming.close()
         operator.close()
+
+
+def test_who_waits_for_a_server_longer_than_a_moment_is_told_so_and_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bus.connection.TOLD_AFTER_S", 0.05)
+    told: list[str] = []
+    tries = iter([LogUnavailable("away")] * 6)
+
+    def action() -> str:
+        for error in tries:
+            raise error
+        return "here"
+
+    def waiting(error: LogUnavailable | None, seconds: float) -> None:
+        told.append("back" if error is None else f"{error}, {seconds:.0f}")
+
+    assert persist(action, 20.0, waiting=waiting) == "here"
+    assert told == ["away, 20", "back"]

@@ -132,9 +132,9 @@ def test_a_kept_server_that_is_killed_comes_back_with_all_that_it_acknowledged(b
         assert log.append(OPERATOR, steps(4, 1)) == 5
         assert [entry.position for entry in log.read(0, 10)] == [1, 2, 3, 4, 5]
         assert embedded.url == url
+        eventually(lambda: len([words for words in said if "is back after" in words]) == 3)
     eventually(lambda: not is_running(pid or 0))
     assert [words.partition("(")[2][:8] for words in said if "is started again" in words] == ["signal 9"] * 3
-    assert len([words for words in said if "is back after" in words]) == 3
     assert folder_url(tmp_path) is None
 
 

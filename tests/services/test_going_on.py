@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from services.launcher.folders import write_info
 from services.launcher.from_step import Cut, where_to_cut
 from services.launcher.lock import RunLock
 from services.launcher.past import Past
+from services.launcher.valid import refuse_without_checkpoint
 from services.local_settings import check_local, local_settings, merged, with_local_settings
 from services.reward_functions import reward_digest
 from services.trainer.files import CheckpointFiles
@@ -105,6 +107,20 @@ def test_a_torn_checkpoint_cannot_be_gone_back_to_and_the_whole_ones_are_named(t
         where_to_cut(story.past, tmp_path, 5)
 
 
+def test_a_run_whose_checkpoints_are_all_gone_is_not_started_before_one_is_back(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    for step in (1, 2):
+        story.step(step)
+    shutil.rmtree(tmp_path / "checkpoints")
+    refuse_without_checkpoint(story.past, tmp_path)  # all is still kept for a redo from the initial weights
+    for step in (3, 4):
+        story.step(step)
+    refuse_without_checkpoint(story.past, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(ConfigError, match=r"none of the checkpoints checkpoint-e1-s2, checkpoint-e1-s3, checkpoint-e1-s4 is in"):
+        refuse_without_checkpoint(story.past, tmp_path)
+
+
 def test_a_run_that_was_stopped_goes_on_from_before_it_was_asked_to(tmp_path: Path) -> None:
     """The batch that was in training then is trained again: in the new run nobody asks it to stop."""
     story = Story(tmp_path)
@@ -147,7 +163,7 @@ SCRIPTED = {"model": {"path": "scripted"}, "rollout": {"engine": "scripted"}}
 
 
 def test_a_run_is_not_started_where_its_cores_are_not_unless_it_is_bound_to_none() -> None:
-    planned = plan("r").model_copy(update={"devices": {"trainer": "0,4093"}})
+    planned = plan("r").model_copy(update={"devices": {"trainer": "4093"}})
     with pytest.raises(ConfigError, match="on the cores 4093, which are not here: add --set devices=unpinned"):
         check_here(planned, make_config(SCRIPTED, "test"), print)
     check_here(planned, make_config({**SCRIPTED, "devices": "unpinned"}, "test"), print)
