@@ -61,17 +61,17 @@ class RunPlanned(Event):
     """Most versions between the oldest weights in a sample and those that it trains; None: as many as the staleness limit allows."""
     on_version_lag: Literal["drop", "wait"] = "drop"
     """A sample that is over it is dropped as `stale`, and another takes its place; or steps wait for samples that would get over it."""
-    rollout_n: int = Field(ge=1)
+    rollout_n: int = Field(ge=1, le=65_536)
     """Answers of one sample."""
     num_prompts: int | None = Field(default=None, ge=1)
     """Prompts in the plan, all data epochs counted; None: as many as are needed."""
-    num_validation: int = Field(default=0, ge=0)
+    num_validation: int = Field(default=0, ge=0, le=1 << 24)
     """Prompts of the validation set; none of them is among those of the plan."""
     eval_every_versions: int = Field(default=0, ge=0)
     """Versions that this number divides are evaluated, version 0 not among them; 0: none."""
     eval_before_train: bool = False
     """Version 0 is evaluated."""
-    eval_n: int = Field(default=1, ge=1)
+    eval_n: int = Field(default=1, ge=1, le=65_536)
     """Answers to each validation prompt."""
     eval_timeout_s: float = Field(default=300.0, gt=0)
     """act: an evaluation is done, counted from when it is its turn, else it ends with what is scored."""

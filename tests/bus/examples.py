@@ -6,7 +6,9 @@ import types
 import typing
 from typing import TypeVar
 
+from annotated_types import Le
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -14,7 +16,13 @@ SIMPLE: dict[object, object] = {str: "täxt\x00", int: 2**53 + 1, float: 0.1 + 0
 
 
 def example_of(model: type[Model]) -> Model:
-    return model.model_validate({name: example(field.annotation) for name, field in model.model_fields.items()})
+    return model.model_validate({name: _within(field, example(field.annotation)) for name, field in model.model_fields.items()})
+
+
+def _within(field: FieldInfo, value: object) -> object:
+    """The value, or the field's limit if it is over it."""
+    limits = [limit.le for limit in field.metadata if isinstance(limit, Le)]
+    return min([value, *limits]) if limits else value  # type: ignore[type-var]
 
 
 def example(annotation: object) -> object:
