@@ -27,6 +27,7 @@ from statistics import median
 
 from bus.blobs import put_blob
 from bus.connection import Connection, memory_of
+from bus.embedded import EmbeddedServer, find_binary, program_version
 from bus.entry import Draft, Producer
 from bus.events import (
     BlobRef,
@@ -43,7 +44,6 @@ from bus.payload_recording import PayloadRecording
 from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
-from bus.server import EmbeddedServer, find_binary, program_version
 from bus.trimming import Trimming
 from services.config_file import make_config
 from services.plan import plan_run

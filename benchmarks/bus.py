@@ -24,11 +24,11 @@ from typing import IO
 import ray
 
 from bus.blobs import get_blob, put_blob
+from bus.embedded import EmbeddedServer, find_binary, program_version
 from bus.entry import Draft, Producer
 from bus.events import BlobRef, GenerationFinished, RunPlanned, SampleReady, ServiceStarted, WaitSamples
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
-from bus.server import EmbeddedServer, find_binary, program_version
 from services.samples import Answer, SampleGroup, VersionSpan, pack_group
 
 RUN = "bench"

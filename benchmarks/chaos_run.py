@@ -21,6 +21,7 @@ from benchmarks.chaos_kills import MACHINE, REDIS, WHOLE, Kill
 from benchmarks.chaos_processes import command_of, commands, is_service, kill_process, service_pids, working_folder
 from benchmarks.chaos_shapes import Shape
 from bus.connection import Connection
+from bus.embedded import folder_url
 from bus.entry import Entry
 from bus.errors import ConfigError, LogError, LogMissing, ServerError
 from bus.events import GenerationFinished, PolicyAttached, RunEnded, ServiceStarted
@@ -28,7 +29,6 @@ from bus.keys import Keys
 from bus.memory_use import MemoryUse
 from bus.recording import Recording
 from bus.redis_log import RedisLog
-from bus.server import folder_url
 
 READ_LIMIT = 512
 BLOCK_MS = 20

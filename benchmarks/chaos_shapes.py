@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 SUPERVISOR = {"max_restarts": 1000, "first_delay_s": 0.05, "longest_delay_s": 0.2, "healthy_after_s": 1.0}
-STEPS_OF_A_KILL = {"scripted": 12, "model": 8}
+STEPS_OF_A_KILL = {"scripted": 12, "model": 20}
 """So that the run goes on until its last kill, and for a while after it."""
 CYCLE = 3
 

@@ -25,6 +25,7 @@ from benchmarks.runs import scratch
 from bus.blobs import put_blob
 from bus.connection import Connection, memory_of
 from bus.core import Core
+from bus.embedded import EmbeddedServer
 from bus.entry import Draft, Producer
 from bus.events import (
     BatchFormed,
@@ -52,7 +53,6 @@ from bus.events import (
 from bus.history import History
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
-from bus.server import EmbeddedServer
 from bus.trimming import Progress, Trimming
 from policies.registry import create
 from services.config_file import make_config

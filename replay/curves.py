@@ -28,7 +28,7 @@ OTHERS = 68
 
 
 def curves_table(steps: Sequence[Step], width: int) -> Table:
-    """`width`: of the terminal. One row a measure: its mean and its course then and now, on one scale, and the step with the greatest difference."""
+    """`width`: of the terminal. A row a measure: its mean and course then and now, on one scale, and the step that differs most."""
     bars = min(WIDEST, max(4, (width - OTHERS) // 2))
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "recorded", "now", "recorded", "now", "differs most"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from bus.server import EmbeddedServer
+from bus.embedded import EmbeddedServer
 from tests.bus.idle import IdleReads
 from tests.bus.servers import running
 

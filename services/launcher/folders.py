@@ -17,9 +17,10 @@ from pathlib import Path
 
 import yaml
 
+from bus.embedded import folder_url
 from bus.errors import ConfigError
 from bus.keys import check_run_id
-from bus.server import folder_url, named_server, shareable
+from bus.server import named_server, shareable
 from services.local_settings import INFO, SETTINGS
 
 SERVER = "server"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bus.alive import TTL_S
 from bus.connection import PATIENCE_S, Connection, connect
+from bus.embedded import folder_url
 from bus.entry import Draft
 from bus.errors import ConfigError, LogUnavailable, ServerAbsent
 from bus.events import Event, RedoDiverged, ServiceLost, ServiceStarted, ServiceStopped, WeightsPublished
@@ -26,7 +27,7 @@ from bus.keys import Keys, check_run_id
 from bus.recording import FILE_NAME, Recording
 from bus.redis_log import RedisLog
 from bus.runs import living_services
-from bus.server import folder_url, named_server, server
+from bus.server import named_server, server
 from services.config import RunConfig
 from services.config_file import overridden
 from services.entry import code_of

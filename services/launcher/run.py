@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bus.connection import PATIENCE_S
+from bus.embedded import Say
 from bus.entry import Entry
 from bus.errors import CodecError, ConfigError, LogError, LogMissing, LogUnavailable, ServerError
 from bus.events import RunPlanned
@@ -26,7 +27,7 @@ from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.run_recorder import PayloadSource, Rows, RunRecorder
-from bus.server import Say, server
+from bus.server import server
 from services.advice import advice
 from services.config import RunConfig
 from services.data.planning import plan_data

@@ -21,6 +21,7 @@ import pytest
 
 from bus import codec
 from bus.connection import Connection
+from bus.embedded import EmbeddedServer
 from bus.entry import Entry, Producer
 from bus.errors import LogChanged, LogMissing, LogUnavailable
 from bus.events import WaitSamples
@@ -28,7 +29,6 @@ from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.run_recorder import RunRecorder
-from bus.server import EmbeddedServer
 from bus.trimming import Progress, Trimming
 from tests.bus.factories import fact, plan, started, steps, wait_samples
 from tests.bus.proxy import LossyProxy

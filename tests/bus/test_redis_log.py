@@ -13,6 +13,7 @@ import pytest
 from bus.alive import Alive, living_epochs
 from bus.blobs import blob_digest
 from bus.connection import Argument, Connection
+from bus.embedded import EmbeddedServer
 from bus.entry import Producer
 from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerFull
 from bus.events import RunPlanned
@@ -20,7 +21,6 @@ from bus.keys import Keys, check_run_id
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import APPEND, RedisLog
 from bus.runs import list_runs
-from bus.server import EmbeddedServer
 from bus.trimming import Trimming
 from tests.bus.factories import fact, generation, plan, started, steps
 from tests.bus.proxy import LossyProxy

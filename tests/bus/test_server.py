@@ -15,10 +15,11 @@ from urllib.parse import unquote
 import pytest
 
 from bus.connection import Connection, connect
+from bus.embedded import URL_FILE, EmbeddedServer, find_binary, folder_url, program_version
 from bus.entry import Producer
 from bus.errors import ConfigError, ServerError
 from bus.redis_log import RedisLog
-from bus.server import URL_FILE, EmbeddedServer, complete, find_binary, folder_url, named_server, program_version, server, shareable
+from bus.server import complete, named_server, server, shareable
 from tests.bus.factories import plan, steps
 from tests.conftest import debian_binary, wheel_binary
 
@@ -156,7 +157,7 @@ def test_a_kept_server_that_cannot_start_any_more_is_given_up(tmp_path: Path, mo
 PARENT = """
 import sys, time
 from pathlib import Path
-from bus.server import EmbeddedServer
+from bus.embedded import EmbeddedServer
 embedded = EmbeddedServer(Path(sys.argv[1]), Path(sys.argv[2]))
 embedded.start()
 sys.stdout.write(f"{embedded.pid}\\n")

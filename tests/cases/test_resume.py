@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bus.embedded import EmbeddedServer, folder_url
 from bus.entry import Entry
 from bus.events import (
     BatchFormed,
@@ -41,7 +42,6 @@ from bus.events import (
 from bus.host import decide_all, rebuild
 from bus.recording import Recording
 from bus.redis_log import RedisLog
-from bus.server import EmbeddedServer, folder_url
 from services.cli.app import build_app
 from services.launcher.folders import remove_shm_folder, shm_folder
 from services.trainer.core import TrainerCore

@@ -10,6 +10,7 @@ import pytest
 
 from bus.blobs import blob_ref
 from bus.connection import connect
+from bus.embedded import EmbeddedServer
 from bus.entry import Draft, Entry, Producer
 from bus.errors import ConfigError, GapError, LogChanged
 from bus.events import BlobRef, SampleReady
@@ -20,7 +21,6 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.run_recorder import RunRecorder
 from bus.runs import run_keys
-from bus.server import EmbeddedServer
 from bus.trimming import Trimming
 from services.launcher.reconcile import reconcile
 from tests.bus.factories import fact, generation, plan, started, steps

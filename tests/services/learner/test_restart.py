@@ -11,8 +11,8 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner, Result
 
+from bus.embedded import folder_url
 from bus.events import CheckpointSaved, RedoDiverged, ServiceStarted, StepDone, WeightsPublished
-from bus.server import folder_url
 from services.cli.app import build_app
 from services.launcher.folders import remove_shm_folder
 from services.learner.digests import weights_digest
