@@ -86,12 +86,12 @@ class SimService:
         return self.host.producer.epoch
 
     def read(self) -> None:
-        """Takes one to three entries, and leaves a snapshot now and then."""
+        """Takes one to three entries, and leaves a snapshot now and then, if there will be crashes."""
         assert self.host is not None
         entries = self.log.read(self.position, self.random.randint(1, 3))
         self.position = entries[-1].position
         self.host.take(entries)
-        if self.position % SNAPSHOT_EVERY == 0:
+        if self.position % SNAPSHOT_EVERY == 0 and self.world.faults.crashes:
             self.world.snapshots[self._code] = (self.position, freeze(self.core))
 
     def to_do(self) -> list[Request]:
