@@ -5,13 +5,12 @@ A writer commits in WAL mode with a sync each time, so that what it said is reco
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.disk import room
+from bus.disk import flush, room
 from bus.errors import DiskError, LogError
 
 WRITER_PATIENCE_S = 10.0
@@ -48,7 +47,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         # FULL: a commit is on the disk when it returns. With NORMAL the newest ones would be lost with the power.
         connection.execute("PRAGMA synchronous=FULL")
-        _sync_folder(path.parent)
+        flush(path.parent)
     except BaseException:
         connection.close()
         raise
@@ -89,12 +88,3 @@ def writing_explained(what: str, path: Path) -> Iterator[None]:
         if isinstance(cause, OSError | sqlite3.OperationalError):
             raise DiskError(f"{error}; {room(path)}") from cause
         raise error from cause
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the file's name durable, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

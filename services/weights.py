@@ -22,10 +22,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from bus.disk import room
+from bus.disk import flush, room
 from bus.errors import WeightsError
 from services.learner.digests import weights_digest
-from services.learner.durable import flush
 from services.places import published_file
 
 Transport = Literal["shm", "file"]

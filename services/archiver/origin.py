@@ -22,13 +22,12 @@ from pathlib import Path
 from types import TracebackType
 
 from bus.blobs import DIGEST_BYTES
-from bus.disk import free_bytes, room
+from bus.disk import flush, free_bytes, room
 from bus.errors import DiskError
 from bus.events import RunPlanned
 from services.code import ROOT
 from services.config import BUILTIN, SCRIPTED
 from services.entry import SERVICES, code_of
-from services.learner.durable import flush
 from services.plan import config_of
 
 logger = logging.getLogger(__name__)

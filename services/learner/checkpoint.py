@@ -21,10 +21,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from bus.disk import room
+from bus.disk import flush, room
 from bus.errors import CheckpointError
 from services.learner.digests import file_digest
-from services.learner.durable import flush
 
 STATE_FILE = "state.json"
 DIGESTS_FILE = "digests.json"

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from bus.disk import flush
 from bus.errors import ConfigError
-from services.learner.durable import flush
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
