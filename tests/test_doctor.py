@@ -72,7 +72,7 @@ def test_a_live_run_says_who_waits_for_what_then_that_it_was_cut_off(running: Ru
     output = swingshift("doctor", "r1", "--runs", str(runs))
     assert "r1: running" in output
     assert "nothing is wrong" in output
-    services = [line.split() for line in output.splitlines() if " started " in line]
+    services = [words for line in output.splitlines() if (words := line.split())[2:3] == ["started"]]
     assert {service[0] for service in services} == {
         "archiver", "controller", "monitor", "policy", "replica:h0", "replica:s0", "rollouter", "trainer"
     }  # fmt: skip
