@@ -8,11 +8,7 @@ The work is done in a process of its own, so that the supervisor never loads tor
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +16,9 @@ from pathlib import Path
 from bus.errors import ConfigError, SwingshiftError
 from services.config import BUILTIN, SCRIPTED, RunConfig
 from services.config_file import make_config
-from services.launcher.local import dying_with_us
+from services.launcher.child import ChildFailed, run_child, say
 from services.learner.environment import THREADS
 
-TAIL_LINES = 5
-INTERRUPT_S = 5.0
 _STEP, _FOLDER = "step", "folder"
 
 
@@ -48,43 +42,26 @@ def with_model(config: RunConfig, models: Path, progress: Callable[[WarmStartSte
 
 
 def _make(config: RunConfig, models: Path, progress: Callable[[WarmStartStep], None]) -> Path:
-    threads = dict.fromkeys(THREADS, str(config.model.warm_start.threads))
-    command = dying_with_us(
-        [sys.executable, "-P", "-m", "services.launcher.prepare", str(models.absolute()), json.dumps(config.resolved())]
-    )
-    folder = None
+    folder: Path | None = None
+
+    def take(word: str, rest: str) -> None:
+        nonlocal folder
+        if word == _STEP:
+            step, steps, loss = rest.split()
+            progress(WarmStartStep(int(step), int(steps), float(loss)))
+        elif word == _FOLDER:
+            folder = Path(rest)
+
     progress(WarmStartStep(0, None, None))
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
-            env=os.environ | threads, start_new_session=True,
-        ) as process:  # fmt: skip
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    word, _, rest = line.strip().partition(" ")
-                    if word == _STEP:
-                        step, steps, loss = rest.split()
-                        progress(WarmStartStep(int(step), int(steps), float(loss)))
-                    elif word == _FOLDER:
-                        folder = Path(rest)
-            except BaseException:
-                _interrupt(process)
-                raise
-        if process.returncode == 0 and folder is not None:
-            return folder
-        errors.seek(0)
-        tail = "\n".join(errors.read().strip().splitlines()[-TAIL_LINES:])
-    raise ConfigError(f"the built-in model could not be made (exit code {process.returncode}):\n{tail}")
-
-
-def _interrupt(process: subprocess.Popen[str]) -> None:
-    """Lets it remove what it began; not for long."""
-    process.send_signal(signal.SIGINT)
+    code, tail = 0, "it named no folder"
     try:
-        process.wait(INTERRUPT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        threads = dict.fromkeys(THREADS, str(config.model.warm_start.threads))
+        run_child("services.launcher.prepare", [str(models.absolute()), json.dumps(config.resolved())], take, threads)
+    except ChildFailed as failed:
+        code, tail, folder = failed.code, failed.tail, None
+    if folder is None:
+        raise ConfigError(f"the built-in model could not be made (exit code {code}):\n{tail}")
+    return folder
 
 
 def main(arguments: list[str]) -> None:
@@ -99,15 +76,10 @@ def main(arguments: list[str]) -> None:
         WarmStart(**config.model.warm_start.model_dump(exclude_none=True)),
     )
 
-    def say(step: int, steps: int, loss: float) -> None:
-        _print(f"{_STEP} {step} {steps} {loss}")
+    def stepped(step: int, steps: int, loss: float) -> None:
+        say(_STEP, f"{step} {steps} {loss}")
 
-    _print(f"{_FOLDER} {prepare_model(Path(models), get_task(config.data.task), shape, settings, say)}")
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    say(_FOLDER, str(prepare_model(Path(models), get_task(config.data.task), shape, settings, stepped)))
 
 
 if __name__ == "__main__":

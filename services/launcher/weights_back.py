@@ -10,9 +10,7 @@ Weights that come out of the redo other than they were published are told, not w
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from bus.errors import CheckpointError, ConfigError, SwingshiftError
 from bus.events import BatchFormed, RunPlanned, WeightsPublished
 from bus.payload_recording import PayloadRecording
 from bus.recording import Recording
-from services.launcher.local import dying_with_us
+from services.launcher.child import ChildFailed, run_child, say
 from services.learner.environment import set_threads
 from services.places import checkpoint_folder, published_file
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from services.learner.redo import TrainedSteps
     from services.samples import SampleGroup
 
-TAIL_LINES = 5
 _PROGRESS, _DIFFERS = "progress", "differs"
 
 Progress = Callable[[int, int], None]
@@ -59,28 +56,24 @@ def missing_weights(publications: Sequence[WeightsPublished], folder: Path, *, o
 
 def put_weights_back(folder: Path, weights: Path, model: str, versions: Sequence[int], progress: Progress) -> list[Differing]:
     """Makes these versions of the run in `folder` loadable from `weights`; returns those that came out other. Raises ConfigError."""
-    arguments = [str(folder), str(weights), model, *map(str, versions)]
-    command = dying_with_us([sys.executable, "-P", "-m", "services.launcher.weights_back", *arguments])
     differing: list[Differing] = []
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                word, _, rest = line.strip().partition(" ")
-                if word == _PROGRESS:
-                    done, total = map(int, rest.split())
-                    progress(done, total)
-                elif word == _DIFFERS:
-                    differing.append(Differing(**json.loads(rest)))
-        if process.returncode == 0:
-            return differing
-        errors.seek(0)
-        tail = "\n".join(errors.read().strip().splitlines()[-TAIL_LINES:])
-    names = ", ".join(map(str, versions))
-    raise ConfigError(
-        f"the published weights of version {names} are gone and cannot be made again: {tail}\n"
-        "Go back to a step that has a checkpoint with --from-step"
-    )
+
+    def take(word: str, rest: str) -> None:
+        if word == _PROGRESS:
+            done, total = map(int, rest.split())
+            progress(done, total)
+        elif word == _DIFFERS:
+            differing.append(Differing(**json.loads(rest)))
+
+    try:
+        run_child("services.launcher.weights_back", [str(folder), str(weights), model, *map(str, versions)], take)
+    except ChildFailed as failed:
+        names = ", ".join(map(str, versions))
+        raise ConfigError(
+            f"the published weights of version {names} are gone and cannot be made again: {failed.tail}\n"
+            "Go back to a step that has a checkpoint with --from-step"
+        ) from failed
+    return differing
 
 
 def main(arguments: list[str]) -> None:
@@ -146,7 +139,7 @@ class Remake:
         with PayloadRecording.open(self._folder) as payloads:
             batches = record.between(begun, last)
             for redone in redo(learner, batches, record.published_after, lambda batch: list(self._groups(payloads, batch))):
-                _print(f"{_PROGRESS} {redone.step - begun} {last - begun}")
+                say(_PROGRESS, f"{redone.step - begun} {last - begun}")
                 if redone.step in self._wanted:
                     self._keep(learner, self._wanted[redone.step])
 
@@ -175,12 +168,7 @@ class Remake:
         path = self._weights.absolute() / f"weights-e0-v{publication.version}-r{publication.revision + 1}.safetensors"
         put_back(path.as_uri(), learner.weights(), self._weights)
         told = {"version": publication.version, "digest": digest, "uri": path.as_uri(), "num_bytes": path.stat().st_size}
-        _print(f"{_DIFFERS} {json.dumps(told)}")
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+        say(_DIFFERS, json.dumps(told))
 
 
 if __name__ == "__main__":
