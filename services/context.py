@@ -154,12 +154,17 @@ def read_plan(url: str, run: str, folder: Path) -> RunPlanned:
     """
     with History.open(url, run, folder) as history:
         try:
-            first = history.read(0, 1)
+            return plan_of(history)
         except GapError as error:
             raise ConfigError(f"the plan of run {run} cannot be read: {error}") from error
+
+
+def plan_of(history: History) -> RunPlanned:
+    """The plan of a run, its first entry. Raises GapError, ConfigError."""
+    first = history.read(0, 1)
     event = first[0].event if first else None
     if not isinstance(event, RunPlanned):
-        raise ConfigError(f"run {run}: the log does not begin with a plan, but with {event!r}: it was not made by swingshift")
+        raise ConfigError(f"run {history.run}: the log does not begin with a plan, but with {event!r}: it was not made by swingshift")
     return event
 
 

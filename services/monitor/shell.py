@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from bus.entry import Entry
-from bus.errors import ConfigError
 from bus.events import RunEnded, RunPlanned
 from bus.history import History
 from services.config import MonitorConfig
-from services.context import ServiceContext
+from services.context import ServiceContext, plan_of
 from services.monitor.report import print_summary
 from services.monitor.reporter import Reporting
 from services.monitor.view import LiveView
@@ -42,7 +41,7 @@ def watch(url: str, run: str, folder: Path) -> None:
     """
     with (
         History.open(url, run, folder) as history,
-        closing(Reporting(url, run, folder, monitor_config(read_plan(history)))) as reporting,
+        closing(Reporting(url, run, folder, monitor_config(plan_of(history)))) as reporting,
     ):
         with LiveView() as view:
             for entry in follow(history):
@@ -54,14 +53,6 @@ def watch(url: str, run: str, folder: Path) -> None:
 def monitor_config(plan: RunPlanned) -> MonitorConfig:
     """As it was planned; the defaults for a log without a configuration."""
     return config_of(plan).monitor if plan.config else MonitorConfig()
-
-
-def read_plan(history: Readable) -> RunPlanned:
-    """The plan of a run. Raises GapError, ConfigError."""
-    first = history.read(0, 1)
-    if not first or not isinstance(first[0].event, RunPlanned):
-        raise ConfigError(f"the log does not begin with a plan, but with {first!r}: it was not made by swingshift")
-    return first[0].event
 
 
 def follow(history: Readable) -> Iterator[Entry]:
