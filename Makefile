@@ -26,17 +26,19 @@ venv: .venv/.installed ## set up .venv with the locked packages (PYTHON=... name
 demo: venv ## the main job on this machine alone: asynchronous RL that lends the trainer's device
 	$(BIN)/swingshift run examples/demo.yaml
 
-# Tests that only compute, and start no runs: they go beside the others, which wait more than they compute.
-COMPUTED := tests/golden tests/policies tests/replay tests/services/engines tests/services/tasks tests/simulation
+# Tests that start no runs: they go beside the others, which wait more than they compute.
+BESIDE := tests/bus tests/golden tests/policies tests/replay tests/simulation \
+    $(addprefix tests/services/,archiver data engines policy tasks) \
+    $(filter-out %/test_restart.py,$(wildcard tests/services/learner/test_*.py))
 
 test: check server browser ## set-up, static checks, then all tests
 	@mkdir -p build; \
-	$(BIN)/pytest -q $(COMPUTED) > build/computed.txt 2>&1 & computed=$$!; \
-	trap 'kill $$computed' INT TERM; \
-	$(BIN)/pytest --durations=10 $(addprefix --ignore=,$(COMPUTED)); others=$$?; \
-	echo "and beside them $(COMPUTED):"; \
-	wait $$computed; computed=$$?; cat build/computed.txt; \
-	exit $$((others || computed))
+	$(BIN)/pytest -q $(BESIDE) > build/beside.txt 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; \
+	$(BIN)/pytest --durations=10 $(addprefix --ignore=,$(BESIDE)); others=$$?; \
+	echo "and beside them $(BESIDE):"; \
+	wait $$beside; beside=$$?; cat build/beside.txt; \
+	exit $$((others || beside))
 
 check: venv ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
