@@ -49,7 +49,7 @@ ROLES: Mapping[str, Rights] = {
     "rollouter": Rights((*HOLDS, "inbox:*", "size", "alive:rollouter", "blob:*"), (RECALLED,), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *ASK)),
     "replica": Rights((*LOG, "size", "alive:replica:*", "blob:answer:*"), ("inbox:*", "blob:prompt:*"), (*APPEND, *ALIVE, *WRITE_PAYLOADS)),
     "controller": Rights((*HOLDS, "inbox:*", "alive:controller"), ("alive:*", RECALLED), (*APPEND, *ALIVE, *ASK)),
-    "policy": Rights((*HOLDS, "alive:policy"), (RECALLED,), (*APPEND, *ALIVE, *ASK)),
+    "policy": Rights((*HOLDS, "alive:policy", "alive:policy:*"), (RECALLED,), (*APPEND, *ALIVE, *ASK)),
     "archiver": Rights(
         (*HOLDS, RECALLED, "inbox:*", "size", "alive:archiver", "blob:*"), (),
         (*APPEND, *ALIVE, *REMOVE_PAYLOADS, *TRIM, *MEASURE, *ASK, *ANSWER),

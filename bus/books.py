@@ -4,7 +4,7 @@
                     └──────────┴───▶ dropped (failed | filtered | stale | evicted | tail)
 
 Staleness limit: in flight + ready + in a batch or trained since the last publication <= S * (1 + staleness_threshold).
-A dropped sample frees its place in the same entry.
+A dropped sample frees its place in the same entry. A limit that is lowered on the live run ends no sample: none is started until they fit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from bus.events import (
     StopRequested,
     WeightsPublished,
 )
+from bus.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class Books:
     """Fold of the sample and step events. Feed it every event once, in order; `plan` is there after the first one."""
 
     def __init__(self) -> None:
+        self.settings = Settings()
         self.plan: RunPlanned | None = None
-        self.staleness_threshold = 0.0
+        """As it is now, with the settings that were changed on the live run."""
         self.started = 0
         """Prompts taken; the next one has this number."""
         self.in_flight: dict[int, int] = {}
@@ -65,10 +67,15 @@ class Books:
         self.stop_requested = False
 
     @property
+    def staleness_threshold(self) -> float:
+        """As it is now; 0 before there is a plan."""
+        return 0.0 if self.plan is None else self.plan.staleness_threshold
+
+    @property
     def limit(self) -> int:
         """Most samples that may be outstanding at a time."""
         assert self.plan is not None
-        return floor(self.plan.cycle_samples * (1 + self.staleness_threshold))
+        return floor(self.plan.cycle_samples * (1 + self.plan.staleness_threshold))
 
     @property
     def room(self) -> int:
@@ -129,11 +136,9 @@ class Books:
                     self._finish_step(event)
             case WeightsPublished():
                 self._publish(event)
-            case RunPlanned():
-                self.plan = event
-                self.staleness_threshold = event.staleness_threshold
-            case SettingChanged(name="staleness_threshold", value=value):
-                self.staleness_threshold = float(value) if isinstance(value, int | float) else self.staleness_threshold
+            case RunPlanned() | SettingChanged():
+                self.settings.apply(event)
+                self.plan = self.settings.plan
             case PromptsExhausted():
                 self.exhausted = True
             case StopRequested():

@@ -16,6 +16,7 @@
     ├── ServerError            no Redis-compatible server found, or it cannot be used
     │   └── ServerAbsent       nothing answers at the address
     ├── CoreError              a core met a log that breaks its rules
+    ├── PolicyFailed           a policy's own code raised when it was asked
     ├── EngineError            an inference engine failed
     ├── LearnerError           training failed (a loss that is not finite, …)
     │   └── CheckpointError    a checkpoint is torn, missing or of another model
@@ -87,6 +88,10 @@ class ServerAbsent(ServerError):
 
 class CoreError(SwingshiftError):
     """A core met a log that breaks its rules."""
+
+
+class PolicyFailed(SwingshiftError):
+    """A policy's own code raised when it was asked. What it raised is the cause."""
 
 
 class EngineError(SwingshiftError):

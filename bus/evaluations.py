@@ -23,9 +23,11 @@ from bus.events import (
     RoutesCut,
     RunPlanned,
     ServiceStarted,
+    SettingChanged,
     WeightsPublished,
 )
 from bus.requests import REPLICA_PREFIX
+from bus.settings import Settings
 
 
 def number_of(prompt: int) -> int:
@@ -39,10 +41,10 @@ def prompt_of(number: int) -> int:
 
 
 class Evaluations:
-    """Fold of the evaluations; feed it every entry once, in order."""
+    """Fold of the evaluations; feed it every entry once, in order. `settings`: a fold that others hold, too."""
 
-    def __init__(self) -> None:
-        self.plan: RunPlanned | None = None
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
         self.current: WeightsPublished | None = None
         """What is evaluated now."""
         self.waiting: WeightsPublished | None = None
@@ -54,6 +56,11 @@ class Evaluations:
         self.timed_out = False
         """The deadline of `current` has passed."""
         self._newest = -1
+
+    @property
+    def plan(self) -> RunPlanned | None:
+        """As it is now."""
+        return self.settings.plan
 
     @property
     def pending(self) -> bool:
@@ -84,8 +91,8 @@ class Evaluations:
         """Takes in one entry."""
         event, current = entry.event, self.current
         match event:
-            case RunPlanned():
-                self.plan = event
+            case RunPlanned() | SettingChanged():
+                self.settings.apply(event)  # where somebody else has done so already, it is the same again
             case WeightsPublished():
                 self._publish(event)
             case EvalRequested() if current is not None and event.version == current.version:

@@ -1,4 +1,4 @@
-"""Replays a file of recorded decisions through the rules that run live, and names the first difference.
+"""Replays a file of recorded decisions through the rules that run live, or another decider, and names the first difference.
 
 The file holds traces, each one run of one policy; each step of a trace is a boundary, in order:
 
@@ -11,9 +11,10 @@ The file holds traces, each one run of one policy; each step of a trace is a bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isclose
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -116,8 +117,28 @@ class CheckResult:
     first: Difference | None
 
 
-def check_decisions(text: str | bytes) -> CheckResult:
-    """Compares a file's content with what the rules decide. Raises ConfigError when it is no such file or names an unknown policy."""
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided in one step."""
+
+    wait_samples: int | None
+    """Ready samples at which the devices were to go back in the cycle before the boundary; None: they were not lent, or were to stay."""
+    activate: bool
+    ratio_after: float
+
+
+class Decider(Protocol):
+    """Decides the steps of one trace, one after the other."""
+
+    def decide(self, step: Step) -> Decided:
+        """The next step."""
+
+
+def check_decisions(text: str | bytes, decider: Callable[[Trace], Decider] | None = None) -> CheckResult:
+    """Compares a file's content with what the rules decide, or a `decider` that is made for each trace.
+
+    Raises ConfigError when it is no such file or names an unknown policy.
+    """
     try:
         recorded = DecisionFile.model_validate_json(text)
     except ValidationError as error:
@@ -128,7 +149,7 @@ def check_decisions(text: str | bytes) -> CheckResult:
     first: Difference | None = None
     for index, trace in enumerate(recorded.traces):
         difference = None
-        for difference in _replay(index, trace):
+        for difference in _replay(index, trace, (decider or RuleDecider)(trace)):
             if difference is not None:
                 break
             boundaries += 1
@@ -138,22 +159,50 @@ def check_decisions(text: str | bytes) -> CheckResult:
     return CheckResult(len(recorded.traces), boundaries, differing, first)
 
 
-def _replay(index: int, trace: Trace) -> Iterator[Difference | None]:
-    """One item a step: its first difference, or None."""
-    rule, shape = _start(trace)
-    lent = False
-    for step in trace.steps:
-        context = _context(shape, step)
+class RuleDecider:
+    """Decides by our own rules."""
+
+    def __init__(self, trace: Trace) -> None:
+        policy = create(trace.policy, trace.params)
+        if not isinstance(policy, RulePolicy):
+            raise ConfigError(f"policy {trace.policy} has no ratio, so its decisions cannot be checked by a file of this format")
+        self._rule: Rule = policy.rule
+        self._shape = shape_of(trace)
+        self._lent = False
+
+    def decide(self, step: Step) -> Decided:
+        seen, rule, shape = step.boundary, self._rule, self._shape
+        expected = shape.expected_samples(step.version)
+        context = BoundaryContext(shape, step.version, seen.total_generated_samples, expected, seen.wait_times_s, seen.wait_samples)
         decision = rule.decide(context)
         following = rule.updated(context)
         if step.version > 0:
-            following = following.with_cost(step.boundary.activate_duration_s + step.boundary.deactivate_duration_s)
-        ratio, expected_ratio = following.ratio_in(shape), step.expect.deactivate_ratio_after
+            following = following.with_cost(seen.activate_duration_s + seen.deactivate_duration_s)
+        decided = Decided(rule.give_back_at(shape) if self._lent else None, decision.lend, following.ratio_in(shape))
+        self._rule, self._lent = following, decision.lend
+        return decided
+
+
+def shape_of(trace: Trace) -> RunShape:
+    """The run's numbers in a trace."""
+    run = trace.run
+    return RunShape(
+        run.required_samples, run.trigger_parameter_sync_step, run.staleness_threshold, only_hybrid=trace.params.get("only_hybrid") is True
+    )
+
+
+def _replay(index: int, trace: Trace, decider: Decider) -> Iterator[Difference | None]:
+    """One item a step: its first difference, or None."""
+    shape = shape_of(trace)
+    for step in trace.steps:
+        decided = decider.decide(step)
+        ratio, expected_ratio = decided.ratio_after, step.expect.deactivate_ratio_after
+        gives_back = decided.wait_samples is not None
         compared: tuple[tuple[str, object, object, bool], ...] = (
-            ("step_start.should_deactivate", step.step_start.should_deactivate, lent, False),
-            ("step_start.wait_samples", step.step_start.wait_samples, rule.give_back_at(shape) if lent else None, False),
+            ("step_start.should_deactivate", step.step_start.should_deactivate, gives_back, False),
+            ("step_start.wait_samples", step.step_start.wait_samples, decided.wait_samples, False),
             ("boundary.expected_samples", step.boundary.expected_samples, shape.expected_samples(step.version), False),
-            ("expect.activate", step.expect.activate, decision.lend, False),
+            ("expect.activate", step.expect.activate, decided.activate, False),
             ("expect.deactivate_ratio_after", expected_ratio, ratio, isclose(ratio, expected_ratio, rel_tol=RELATIVE, abs_tol=RELATIVE)),
         )
         yield next(
@@ -164,18 +213,3 @@ def _replay(index: int, trace: Trace) -> Iterator[Difference | None]:
             ),
             None,
         )
-        rule, lent = following, decision.lend
-
-
-def _start(trace: Trace) -> tuple[Rule, RunShape]:
-    policy = create(trace.policy, trace.params)
-    if not isinstance(policy, RulePolicy):
-        raise ConfigError(f"policy {trace.policy} has no ratio, so its decisions cannot be checked by a file of this format")
-    run = trace.run
-    only_hybrid = policy.params["only_hybrid"] is True
-    return policy.rule, RunShape(run.required_samples, run.trigger_parameter_sync_step, run.staleness_threshold, only_hybrid)
-
-
-def _context(shape: RunShape, step: Step) -> BoundaryContext:
-    seen = step.boundary
-    return BoundaryContext(shape, step.version, seen.total_generated_samples, seen.expected_samples, seen.wait_times_s, seen.wait_samples)

@@ -3,6 +3,8 @@
 boundary opens ──▶ verdict(view)   pure: lend or not, and when to give back
 and is decided ──▶ decided(view)   once a boundary, by whatever answer: the policy updates itself
 in mid-cycle   ──▶ extra(view)     pure: an extra request, or other numbers for the running lend; most have none
+devices lent   ──▶ lent(view)      once a lend, whoever wanted it: the policy updates itself
+               ──▶ rebalance(view) pure: are the requests in flight to be spread anew, over all who serve now?
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Verdict:
 
 
 class Policy(Protocol):
-    """When to swing. Holds no handle to any service; `decided` is the only place where its state changes."""
+    """When to swing. Holds no handle to any service; `decided` and `lent` are the only places where its state changes."""
 
     @property
     def name(self) -> str:
@@ -48,5 +50,11 @@ class Policy(Protocol):
     def decided(self, view: ScheduleView) -> None:
         """`view.boundary` has just been decided, by this policy or not. Updates the policy; called once a boundary."""
 
+    def lent(self, view: ScheduleView) -> None:
+        """The devices have just been lent, by this policy's verdict or not; their routes are open. Updates the policy."""
+
     def extra(self, view: ScheduleView) -> Verdict | None:
         """A request in mid-cycle; while the devices are lent, `target="rollout"` amends the lend. None: nothing. Changes nothing."""
+
+    def rebalance(self, view: ScheduleView) -> bool:
+        """Asked once when a lend has been opened: are the requests in flight to be spread evenly over all that serve? Changes nothing."""

@@ -11,7 +11,9 @@ from bus.errors import ConfigError
 from bus.events import Value
 from policies.default import Default, DefaultParams
 from policies.fixed_ratio import FixedRatio, FixedRatioParams
+from policies.predictive import Predictive, PredictiveParams
 from policies.protocol import Policy
+from policies.separate_async import SeparateAsync, SeparateAsyncParams
 from policies.static_fully_async import StaticFullyAsync, StaticFullyAsyncParams
 
 Factory = Callable[[str, Mapping[str, Value]], Policy]
@@ -38,6 +40,8 @@ def factory(model: type[P], build: Callable[[P], Policy]) -> Factory:
 POLICIES: Mapping[str, Factory] = {
     "default": factory(DefaultParams, Default),
     "fixed_ratio": factory(FixedRatioParams, FixedRatio),
+    "predictive": factory(PredictiveParams, Predictive),
+    "separate_async": factory(SeparateAsyncParams, SeparateAsync),
     "static_fully_async": factory(StaticFullyAsyncParams, StaticFullyAsync),
 }
 

@@ -106,8 +106,14 @@ class RulePolicy:
     def decided(self, view: ScheduleView) -> None:
         self._rule = self._with_pending_cost(view).updated(self._context(view))
 
+    def lent(self, view: ScheduleView) -> None:
+        """Nothing: what a lend cost is known in full when the devices are back."""
+
     def extra(self, view: ScheduleView) -> Verdict | None:
         return None
+
+    def rebalance(self, view: ScheduleView) -> bool:
+        return False
 
     def shape(self, view: ScheduleView) -> RunShape:
         """The run's numbers, as this policy's settings make them."""

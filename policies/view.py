@@ -1,9 +1,9 @@
 """What every policy sees of a run: one fold of the log, so that a policy is a page.
 
-    log ──▶ books (samples) + swings (devices, costs) + waits of the cycle + boundary ──▶ ScheduleView ──▶ Policy.verdict
+    log ──▶ books (samples) + in flight (how far) + swings (devices, costs) + waits of the cycle + boundary ──▶ ScheduleView ──▶ Policy.verdict
 
     boundary v:  StepDone(is_boundary) ──▶ open ──▶ decided by the first of SwitchRequested(answers=v), DeadlineMissed(verdict:v),
-                 (v = 0: BoundaryOpened)            SwitchStarted(answers=v), TrainGranted(v)
+                 (v = 0: BoundaryOpened)            SwitchStarted(answers=v), TrainGranted(v), or by a SettingChanged: nobody is asked
 
 A boundary's numbers are those of the entry that opened it: whoever answers it, and however late, answers the same question, and a shadow
 that reads the answer at another place of the log than it was given comes to the same state.
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import fsum
+from typing import Literal
 
 from bus.books import Books
 from bus.entry import Entry
@@ -23,6 +24,7 @@ from bus.events import (
     Event,
     RunEnded,
     SampleReady,
+    SettingChanged,
     StepDone,
     SwitchRequested,
     SwitchStarted,
@@ -30,10 +32,13 @@ from bus.events import (
     WaitSamples,
 )
 from bus.requests import ANSWERING
+from policies.in_flight import InFlight
 from policies.swings import NANOSECONDS, RECENT, Swings
 
 RECENT_SAMPLES = 64
 """Ready samples over which the rate is taken."""
+
+Moment = Literal["", "ready", "waits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class Boundary:
     """Samples that became usable since the run began (G)."""
     ready: int
     in_flight: int
+    deactivation_s: float = 0.0
+    """Seconds of the return in the cycle that it ends; 0: there was none, or it could not be measured."""
 
 
 class ScheduleView:
@@ -81,6 +88,9 @@ class ScheduleView:
     def __init__(self) -> None:
         self.books = Books()
         self.swings = Swings()
+        self.in_flight = InFlight()
+        self.moment: Moment = ""
+        """What the newest entry said: a sample became ready, the trainer waits for samples, or something else."""
         self.boundary: Boundary | None = None
         """The newest boundary, open or decided."""
         self.is_open = False
@@ -136,24 +146,29 @@ class ScheduleView:
         was_ready = len(self.books.ready)
         self.books.apply(event)
         self.swings.apply(entry)
+        self.in_flight.apply(entry)
+        self.moment = ""
         match event:
             case WaitSamples():
+                self.moment = "waits"
                 self._asked = (event.step, max(0, event.need - event.have))
             case StepDone():
                 if self.books.steps_done > steps_done:
                     self._finish_step(event)
             case SampleReady():
                 if len(self.books.ready) > was_ready:
+                    self.moment = "ready"
                     self._time_ready(entry)
             case BoundaryOpened():
                 if self.boundary is None:
                     self._open(event.version)
+            case SettingChanged() if self.is_open and not self.asks_boundaries:
+                self._close()
             case RunEnded():
                 self.ended = True
             case _:
-                if self.is_open and self.boundary is not None and _decides(event, self.boundary.version):
-                    self.is_open = False
-                    self.boundaries_decided += 1
+                if self.is_open and self.boundary is not None and decides(event, self.boundary.version):
+                    self._close()
 
     def _begin_cycle(self) -> None:
         self._cycle_over = False
@@ -174,8 +189,13 @@ class ScheduleView:
 
     def _open(self, version: int) -> None:
         if self.asks_boundaries:
-            self.boundary = Boundary(version, self.books.generated, len(self.books.ready), len(self.books.in_flight))
+            returned_s = self.swings.this_cycle.deactivation_s
+            self.boundary = Boundary(version, self.books.generated, len(self.books.ready), len(self.books.in_flight), returned_s)
             self.is_open = True
+
+    def _close(self) -> None:
+        self.is_open = False
+        self.boundaries_decided += 1
 
     def _time_ready(self, entry: Entry) -> None:
         # Times of two incarnations are of two clocks.
@@ -184,7 +204,8 @@ class ScheduleView:
         self._ready_at.append((entry.source, entry.epoch, entry.at))
 
 
-def _decides(event: Event, version: int) -> bool:
+def decides(event: Event, version: int) -> bool:
+    """The event ends the wait for an answer to the open boundary `version`."""
     match event:
         case SwitchRequested() | SwitchStarted():
             return event.answers == version

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import isclose, isnan
 
 from bus.core import Core
 from bus.entry import Entry
-from bus.errors import CodecError, SwingshiftError
+from bus.errors import CodecError, PolicyFailed, SwingshiftError
 from bus.events import Event, PolicyAttached, ServiceStarted
 from bus.host import MAX_DECISIONS, own
 from bus.snapshot_table import core_code
@@ -54,8 +54,10 @@ class CoreCheck:
         self._core = subject.make(None)
         self._policies = {_identity(event): subject.make(event) for source, event in attached if source == subject.source}
         """Those that will be in charge, or were, under this source, and the one that is; all of them follow."""
-        self._followers = list(self._policies.values())
-        """All of them but the one in charge."""
+        self._led = [self._core, *self._policies.values()]
+        """All who follow: those, and who is in charge before the first of them."""
+        self._dead: list[Core] = []
+        """Policies whose own code raised at an entry: so did that of their processes, and of each successor."""
         self._epoch = 0
         self._code = self._our_code = ""
         self._other: Incarnation | None = None
@@ -103,16 +105,29 @@ class CoreCheck:
             self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:
-        self._core.apply(entry)
         self._silent = False
-        for core in self._followers:
-            core.apply(entry)
+        for core in self._led:
+            try:
+                core.apply(entry)
+            except PolicyFailed:
+                self._dead.append(core)
+        if self._dead:
+            self._led = [core for core in self._led if core not in self._dead]
+
+    def _decide(self) -> Event | None:
+        """None also where the policy's own code raises: its process ended there, and nothing of that incarnation may follow."""
+        if self._core in self._dead:
+            return None
+        try:
+            return self._core.decide()
+        except PolicyFailed:
+            return None
 
     def _begin(self, epoch: int, event: ServiceStarted | PolicyAttached) -> None:
         attached = event if isinstance(event, PolicyAttached) else None
         if attached is not None:
             self._core = self._policies[_identity(attached)]
-            self._followers = [core for core in self._policies.values() if core is not self._core]
+            self._led = [core for core in self._policies.values() if core not in self._dead]
         self._epoch = epoch
         self._attached = attached
         self._code, self._our_code = event.code, self._subject.code(attached)
@@ -130,7 +145,7 @@ class CoreCheck:
             if answer.source != self._source:
                 continue
             decided += 1
-            expected = self._core.decide()
+            expected = self._decide()
             if answer.epoch != self._epoch:
                 what = f"a decision of epoch {answer.epoch} on an entry of epoch {self._epoch}"
                 self._note(self._difference(position, "decision", what, answer, expected))
@@ -148,7 +163,7 @@ class CoreCheck:
         """Nothing more is recorded for this cause: the core, too, should have nothing more to decide."""
         if not self._epoch:
             return
-        expected = self._core.decide()
+        expected = self._decide()
         self._silent = expected is None
         if expected is not None:
             self._stopped = self._difference(position, "missing", "a decision is missing", None, expected)
@@ -205,7 +220,7 @@ def _state(core: Core) -> tuple[str, ...]:
 
 def _identity(attached: PolicyAttached) -> str:
     """The same for two that have the same state after the same log."""
-    return f"{attached.name} {sorted(attached.params.items())} {attached.mode}"
+    return f"{attached.name} {sorted(attached.params.items())} {attached.mode} {attached.source}"
 
 
 def same(recorded: Event, expected: Event) -> bool:
@@ -218,4 +233,4 @@ def same(recorded: Event, expected: Event) -> bool:
     one, other = left.pop("evidence", None), right.pop("evidence", None)
     if left != right or one is None or other is None or one.keys() != other.keys():
         return False
-    return all(isclose(one[key], other[key], rel_tol=1e-9, abs_tol=1e-12) for key in one)
+    return all(isclose(one[key], other[key], rel_tol=1e-9, abs_tol=1e-12) or (isnan(one[key]) and isnan(other[key])) for key in one)

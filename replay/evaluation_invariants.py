@@ -22,10 +22,12 @@ from bus.events import (
     RunEnded,
     RunPlanned,
     ServiceStarted,
+    SettingChanged,
     WeightsApplied,
     WeightsPublished,
     WeightUpdateRequested,
 )
+from bus.settings import Settings
 
 IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 
@@ -43,11 +45,12 @@ class EvaluationInvariants:
     """Fold of a whole log; `apply` returns what an entry breaks, in words."""
 
     def __init__(self) -> None:
-        self._plan: RunPlanned | None = None
+        self._settings = Settings()
         self._pin: Pin | None = None
         self._due: dict[int, None] = {}
         """Versions that were published and are to be evaluated, without EvalDone."""
-        self._done: dict[int, None] = {}
+        self._newest = -1
+        """Newest version that was published; one that is published anew is due as it was the first time."""
         self._alive: dict[str, None] = {}
         """Replicas that have started and are not lost."""
         self._epochs: dict[str, int] = {}
@@ -64,8 +67,8 @@ class EvaluationInvariants:
                 return self._check_request(event)
             case GenerationFinished():
                 return self._check_answer(event)
-            case RunPlanned():
-                self._plan = event
+            case RunPlanned() | SettingChanged():
+                self._settings.apply(event)
             case EvalRequested():
                 return self._begin(event)
             case EvalDone():
@@ -80,10 +83,13 @@ class EvaluationInvariants:
         return []
 
     def _is_due(self, version: int) -> bool:
-        plan = self._plan
+        plan = self._settings.plan
         if plan is None or not plan.num_validation:
             return False
         return plan.eval_before_train if version == 0 else bool(plan.eval_every_versions) and version % plan.eval_every_versions == 0
+
+    def _is_hybrid(self, replica: str) -> bool:
+        return self._settings.plan is not None and replica in self._settings.plan.hybrid
 
     def _unpin(self, entry: Entry) -> None:
         event, pin = entry.event, self._pin
@@ -98,11 +104,12 @@ class EvaluationInvariants:
                 self._gone[name] = entry.epoch - 1
             case ReplicaFailed() if pin is not None and (event.replica, entry.epoch) == (pin.replica, pin.epoch):
                 self._pin = None
-            case RoutesCut() if pin is not None and self._plan is not None and pin.replica in self._plan.hybrid:
+            case RoutesCut() if pin is not None and self._is_hybrid(pin.replica):
                 self._pin = None
             case WeightsPublished():
-                if self._is_due(event.version) and event.version not in self._done:
+                if event.version > self._newest and self._is_due(event.version):
                     self._due[event.version] = None
+                self._newest = max(self._newest, event.version)
                 if pin is not None and event.version == pin.version:
                     self._pin = None
             case _:
@@ -123,7 +130,6 @@ class EvaluationInvariants:
     def _finish(self, event: EvalDone) -> list[str]:
         broken = [] if event.version in self._due else [f"the evaluation of {event.version} is done, which was not due"]
         self._due.pop(event.version, None)
-        self._done[event.version] = None
         if self._pin is not None and self._pin.version == event.version:
             self._pin = None
         return broken

@@ -7,8 +7,9 @@
 - Neither TrainGranted nor SwitchStarted(answers) comes before the publication; no boundary has two answers.
 - A hybrid is woken with the newest published version; versions never go back.
 - Every sample is in exactly one place (a second outcome of one key counts for nobody); none is trained twice or after it was dropped;
-  what is outstanding stays within the limit; no batch holds a sample over the plan's version lag.
-- What is said of evaluations in `replay.evaluation_invariants`.
+  what is outstanding stays within the limit; no batch holds a sample over the version lag that may be. A decision is measured by the
+  settings at its cause: one that was changed on the live run counts for what is decided from there on.
+- What is said of evaluations in `replay.evaluation_invariants`, and of policies in `replay.policy_invariants`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from bus.events import (
     WakeRequested,
     WeightsPublished,
 )
+from bus.settings import Settings
 from replay.evaluation_invariants import EvaluationInvariants
+from replay.policy_invariants import PolicyInvariants
 
 
 class Invariants:
@@ -53,11 +56,14 @@ class Invariants:
 
     def __init__(self) -> None:
         self.plan: RunPlanned | None = None
+        """As it is now."""
+        self._settings = Settings()
+        self._plans: list[tuple[int, RunPlanned]] = []
+        """(position from which on it is so, the plan with the settings of then), the newest last."""
         self.place: dict[int, str] = {}
         """Sample -> in flight | ready | batch | trained | dropped:reason."""
         self.ended: RunEnded | None = None
         self._ender = ""
-        self._limit_factor = 0.0
         self._granted = False
         self._home = True
         self._swing: int | None = None
@@ -73,6 +79,7 @@ class Invariants:
         self._counts = {"in flight": 0, "ready": 0}
         self._stop_requested = False
         self._evaluations = EvaluationInvariants()
+        self._policies = PolicyInvariants()
         self._oldest: dict[int, int] = {}
         """Ready sample -> version of its oldest weights."""
 
@@ -90,6 +97,7 @@ class Invariants:
             *self._check_swing(entry),
             *self._check_replicas(entry),
             *self._evaluations.apply(entry),
+            *self._policies.apply(entry),
         ]
 
     # --- the books ---------------------------------------------------------------------------------------------------------------
@@ -97,13 +105,12 @@ class Invariants:
     def _check_samples(self, entry: Entry) -> list[str]:
         event = entry.event
         match event:
-            case RunPlanned():
-                self.plan = event
-                self._limit_factor = 1 + event.staleness_threshold
-            case SettingChanged(name="staleness_threshold", value=value) if isinstance(value, int | float):
-                self._limit_factor = 1 + value
+            case RunPlanned() | SettingChanged():
+                self._settings.apply(event)
+                self.plan = self._settings.plan
+                self._plans += [] if self.plan is None else [(entry.position, self.plan)]
             case SampleStarted():
-                return self._start(event.sample)
+                return self._start(event.sample, self._plan_at(entry.cause))
             case SampleReady() if self.place.get(event.sample) == "in flight":
                 self._oldest[event.sample] = event.oldest_version
                 return self._move(event.sample, ("in flight",), "ready")
@@ -112,33 +119,35 @@ class Invariants:
                 return self._move(event.sample, owned, f"dropped:{event.reason}")
             case BatchFormed():
                 moved = [broken for sample in event.samples for broken in self._move(sample, ("ready",), "batch")]
-                return [*moved, *(broken for sample in event.samples for broken in self._check_age(sample))]
+                return [*moved, *(broken for sample in event.samples for broken in self._check_age(sample, self._plan_at(entry.cause)))]
             case StepDone() if self._batch is not None:
                 return [broken for sample in self._batch.samples for broken in self._move(sample, ("batch",), "trained")]
             case _:
                 pass
         return []
 
-    def _start(self, sample: int) -> list[str]:
-        assert self.plan is not None
+    def _plan_at(self, cause: int) -> RunPlanned:
+        """With the settings that whoever decided on `cause` knew."""
+        return next((plan for position, plan in reversed(self._plans) if position <= cause), self._plans[0][1])
+
+    def _start(self, sample: int, plan: RunPlanned) -> list[str]:
         broken = []
         if sample in self.place:
             broken.append(f"sample {sample} was started twice")
         if sample and sample - 1 not in self.place:
             broken.append(f"sample {sample} was started, {sample - 1} was skipped")
-        if self.plan.num_prompts is not None and sample >= self.plan.num_prompts:
-            broken.append(f"sample {sample} is over the plan's {self.plan.num_prompts} prompts")
+        if plan.num_prompts is not None and sample >= plan.num_prompts:
+            broken.append(f"sample {sample} is over the plan's {plan.num_prompts} prompts")
         self.place[sample] = "in flight"
         self._counts["in flight"] += 1
         outstanding = self._counts["in flight"] + self._counts["ready"] + self._used
-        limit = floor(self.plan.required_samples * self.plan.trigger_parameter_sync_step * self._limit_factor)
+        limit = floor(plan.required_samples * plan.trigger_parameter_sync_step * (1 + plan.staleness_threshold))
         if outstanding > limit:
             broken.append(f"{outstanding} samples are outstanding, the staleness limit is {limit}")
         return broken
 
-    def _check_age(self, sample: int) -> list[str]:
-        assert self.plan is not None
-        limit, lag = self.plan.max_version_lag, self._version - self._oldest.pop(sample, self._version)
+    def _check_age(self, sample: int, plan: RunPlanned) -> list[str]:
+        limit, lag = plan.max_version_lag, self._version - self._oldest.pop(sample, self._version)
         too_old = limit is not None and lag > limit
         return [f"sample {sample} is trained {lag} versions after its oldest weights, over {limit}"] if too_old else []
 

@@ -56,7 +56,7 @@ def _own_lines(core: Core) -> list[Line]:
 
 
 def _of(books: Books, lines: Callable[..., list[Line]], core: Core) -> list[Line]:
-    return [("plan", "not there yet")] if books.plan is None else lines(core)
+    return [("plan", "not there yet")] if books.plan is None else [*lines(core), *_changed(books)]
 
 
 def named(names: Iterable[object], between: str = " ") -> str:
@@ -98,6 +98,11 @@ def _evaluation(evaluations: Evaluations) -> list[Line]:
         return []
     where = "waits for a replica" if pinned is None else f"on {pinned.replica}/{pinned.epoch}"
     return [("evaluation", f"version {current.version}, {where}{', out of time' if evaluations.timed_out else ''}")]
+
+
+def _changed(books: Books) -> list[Line]:
+    changed = ", ".join(f"{name}={value}" for name, value in books.settings.changed.items())
+    return [("changed", f"on the live run: {changed}")] if changed else []
 
 
 def _end(books: Books, ended: bool) -> list[Line]:

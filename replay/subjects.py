@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from bus.core import Core
 from bus.errors import ConfigError
@@ -14,7 +15,8 @@ from replay.core_check import Subject
 from replay.lookahead import Attached
 from services.code import service_code
 from services.controller.core import ControllerCore
-from services.policy.core import SOURCE, PolicyCore
+from services.policy import making
+from services.policy.core import SOURCE, PolicyCore, label_of
 from services.rollouter.core import RollouterCore
 from services.trainer.core import TrainerCore
 
@@ -31,7 +33,7 @@ def subjects(attached: Sequence[Attached] = ()) -> tuple[Subject, ...]:
         Subject("rollouter", lambda _: RollouterCore(), lambda _: service_code("rollouter")),
         Subject("controller", lambda _: ControllerCore(), lambda _: service_code("controller")),
         Subject(SOURCE, policy_core, policy_code, ANSWERING),
-        *(Subject(source, shadow_core, policy_code, ANSWERING) for source in shadows),
+        *(Subject(source, partial(shadow_core, source=source), policy_code, ANSWERING) for source in shadows),
     )
 
 
@@ -40,22 +42,21 @@ def policy_core(attached: PolicyAttached | None) -> Core:
     return PolicyCore(_policy(attached) or create(LISTENER, {}))
 
 
-def shadow_core(attached: PolicyAttached | None) -> Core:
-    """The same for one whose verdicts change nothing."""
-    return PolicyCore(_policy(attached) or create(LISTENER, {}), "shadow")
+def shadow_core(attached: PolicyAttached | None, source: str) -> Core:
+    """The same for one whose verdicts change nothing, and which appends under `source`."""
+    return PolicyCore(_policy(attached) or create(LISTENER, {}), "shadow", label_of(source))
 
 
 def policy_code(attached: PolicyAttached | None) -> str:
-    """Digest of the code of the policy service with that policy; no digest when this checkout does not have it."""
-    policy = _policy(attached)
-    return UNKNOWN if policy is None else service_code("policy", type(policy).__module__)
+    """Digest of the code of the policy service with that policy; no digest when this checkout cannot make it."""
+    return UNKNOWN if attached is None or _policy(attached) is None else making.policy_code(attached.name, attached.source)
 
 
 def _policy(attached: PolicyAttached | None) -> Policy | None:
-    """None: no policy is attached, or one that this checkout does not have; then its incarnation ran other code."""
+    """None: no policy is attached, or one that cannot be made here; then its incarnation ran other code."""
     if attached is None:
         return None
     try:
-        return create(attached.name, attached.params)
+        return making.make_policy(attached.name, attached.params, attached.source)
     except ConfigError:
         return None

@@ -20,28 +20,39 @@ _PARSING = threading.Lock()
 """Python 3.11 loses count of its depth when two threads parse at once, which services in one process may do."""
 
 
-def code_digest(*modules: str) -> str:
-    """Digest over `modules` (dotted names, a package stands for all of its modules) and what they import of ours, in hex."""
+def code_digest(*modules: str, text: str = "") -> str:
+    """Digest over `modules` (dotted names, a package stands for all of its modules) and what they import of ours, in hex.
+
+    `text`: source that lies in no module of ours, such as a user's policy; what it imports of ours counts, too.
+    """
     total = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for module in sorted(_closure(modules)):
+    imported = _ours(parsed(text)) if text else ()
+    for module in sorted(_closure((*modules, *imported))):
         source = _file(module)
         assert source is not None
         content = source.read_bytes()
         total.update(f"{module}\n{len(content)}\n".encode())
         total.update(content)
+    total.update(text.encode())
     return total.hexdigest()
 
 
 @cache
-def service_code(service: str, policy_module: str = "") -> str:
+def service_code(service: str, policy_module: str = "", policy_text: str = "") -> str:
     """The digest of what decides in a service: its core; of a policy also the policy itself; of a replica, which has no core, its shell."""
     match service:
         case "trainer" | "rollouter" | "controller":
             return code_digest(f"services.{service}.core")
         case "policy":
-            return code_digest("services.policy.core", *([policy_module] if policy_module else []))
+            return code_digest("services.policy.core", *([policy_module] if policy_module else []), text=policy_text)
         case _:
             return code_digest(f"services.{service}.shell")
+
+
+def parsed(source: str | bytes, file: str = "<text>") -> ast.Module:
+    """The syntax tree. Raises SyntaxError, ValueError."""
+    with _PARSING:
+        return ast.parse(source, file)
 
 
 def _closure(modules: tuple[str, ...]) -> set[str]:
@@ -71,8 +82,10 @@ def _imports(module: str) -> tuple[str, ...]:
     """Modules of ours that a module imports, anywhere in it, with the packages they lie in."""
     source = _file(module)
     assert source is not None
-    with _PARSING:
-        tree = ast.parse(source.read_bytes())
+    return _ours(parsed(source.read_bytes()))
+
+
+def _ours(tree: ast.AST) -> tuple[str, ...]:
     return tuple(dict.fromkeys(outer for name in _imported_names(tree) for outer in _prefixes(name)))
 
 

@@ -266,7 +266,7 @@ class PolicyConfig(Section):
     """When to swing."""
 
     name: str = "default"
-    """Of a built-in policy: `default`, `fixed_ratio`, `static_fully_async`."""
+    """Of a built-in policy, `default`, `fixed_ratio`, `static_fully_async`, or `path/file.py:ClassName` for one of your own."""
     params: dict[str, Value] = {}
     """The policy's own settings."""
 
@@ -325,6 +325,8 @@ class SupervisorConfig(Section):
     """Before the first restart; it doubles with each further one."""
     longest_delay_s: float = Field(default=30.0, gt=0, le=3600)
     """Longest pause before a restart."""
+    candidate_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long a policy that is to be swapped in may take without getting on, until it is refused."""
     grace_s: float = Field(default=20.0, gt=0, le=3600)
     """How long services may take to end by themselves after the run has ended."""
     stop_s: float = Field(default=300.0, gt=0, le=86_400)

@@ -61,7 +61,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8: {error}") from error
-    data = _parse(text, str(path))
+    data = parse_value(text, str(path))
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -93,7 +93,8 @@ def make_config(data: Mapping[str, object], where: str) -> RunConfig:
         raise ConfigError("\n".join(f"{where}: {complaint}" for complaint in shown)) from error
 
 
-def _parse(text: str, where: str) -> object:
+def parse_value(text: str, where: str) -> object:
+    """YAML as plain data; `where` says in messages what it was read from. Raises ConfigError."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -115,7 +116,7 @@ def _override(data: dict[object, object], override: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {override}: {'.'.join(names[: index + 1])} is {inner!r}, it has no settings of its own")
         place = inner
-    place[names[-1]] = _parse(value, f"--set {override}")
+    place[names[-1]] = parse_value(value, f"--set {override}")
 
 
 def _complaints(error: ValidationError) -> Iterator[str]:
@@ -124,7 +125,7 @@ def _complaints(error: ValidationError) -> Iterator[str]:
         context = problem.get("ctx", {})
         name = ".".join(str(part) for part in where) or "the configuration"
         if kind == "extra_forbidden":
-            yield _unknown(where)
+            yield unknown_setting(where)
         elif kind in _LIMITS:
             key, words = _LIMITS[kind]
             yield f"{name} is {value!r}, it must be {words} {context[key]}"
@@ -143,11 +144,11 @@ def _complaints(error: ValidationError) -> Iterator[str]:
             yield f"{name} is {value!r}: {problem['msg']}"
 
 
-def _unknown(where: tuple[str | int, ...]) -> str:
+def unknown_setting(where: Sequence[str | int]) -> str:
     """Names the setting nearest to an unknown one: of exactly this name elsewhere, of this name with others, or in its own section."""
     *section, name = (str(part) for part in where)
     known = tuple(_model_at(section).model_fields)
-    elsewhere = [path for path in _all_settings(RunConfig) if path.split(".")[-1] == name]
+    elsewhere = [path for path in all_settings() if path.split(".")[-1] == name]
     elsewhere += [ours for theirs, ours in OTHER_NAMES.items() if theirs == name]
     similar = get_close_matches(name, known, n=1) or [nearest(name, known)]
     guess = elsewhere[0] if elsewhere else ".".join([*section, similar[0]])
@@ -164,13 +165,14 @@ def _model_at(section: Sequence[str]) -> type[BaseModel]:
     return model
 
 
-def _all_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def all_settings(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Every setting's full name, without those that are sections."""
     for name in model.model_fields:
         inner = _section(model, name)
         if inner is None:
             yield prefix + name
         else:
-            yield from _all_settings(inner, f"{prefix}{name}.")
+            yield from all_settings(inner, f"{prefix}{name}.")
 
 
 def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPLICA = "replica"
+POLICY = "policy"
 CONTROLLER = "controller"
 """Nobody else can decide for it: every other service says when it is lost."""
 LAPSED = 5
@@ -42,7 +43,7 @@ class ServiceContext:
     service: str
     """`trainer`, `rollouter`, `replica`, `controller`, `policy`, `archiver`."""
     name: str
-    """A replica's name; empty for the others."""
+    """A replica's name, a shadow's label; empty for the others."""
     plan: RunPlanned
     """The log's first entry."""
     config: RunConfig
@@ -55,11 +56,15 @@ class ServiceContext:
     """A supervisor says who is gone; under `swingshift serve` nobody does, and the controller looks for signs of life."""
     in_process: bool = False
     """All services are threads of one process: no signals, no affinity, nobody can be killed."""
+    request: int = 0
+    """A policy's: position of the PolicyRequested that chose it; 0: the plan did."""
+    candidate: bool = False
+    """A policy's: it is to warm up and to answer in trial before it attaches."""
 
     @property
     def source(self) -> str:
         """What the service is called in the log."""
-        return f"{REPLICA}:{self.name}" if self.service == REPLICA else self.service
+        return f"{self.service}:{self.name}" if self.name else self.service
 
     @property
     def role(self) -> Literal["", "standalone", "hybrid"]:
@@ -169,13 +174,23 @@ def plan_of(history: History) -> RunPlanned:
 
 
 def make_context(
-    url: str, plan: RunPlanned, service: str, name: str, folder: Path, code: str, *, supervised: bool = True, in_process: bool = False
+    url: str,
+    plan: RunPlanned,
+    service: str,
+    name: str,
+    folder: Path,
+    code: str,
+    *,
+    supervised: bool = True,
+    in_process: bool = False,
+    request: int = 0,
+    candidate: bool = False,
 ) -> ServiceContext:
     """The context of one service of a planned run. Raises ConfigError for a replica that is not in the plan."""
     known = plan.standalone + plan.hybrid
     if service == REPLICA and name not in known:
         raise ConfigError(f"run {plan.run} has no replica {name or 'without a name'!r}: name one of {', '.join(known)} with --name")
-    if service != REPLICA and name:
+    if service not in (REPLICA, POLICY) and name:
         raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
     config = with_local_settings(config_of(plan), folder)
-    return ServiceContext(url, plan.run, service, name, plan, config, folder.absolute(), code, supervised, in_process)
+    return ServiceContext(url, plan.run, service, name, plan, config, folder.absolute(), code, supervised, in_process, request, candidate)

@@ -40,11 +40,21 @@ class ServiceModule(Protocol):
     main: Callable[[ServiceContext], None]
 
 
-def run_service(service: str, url: str, run: str, folder: Path | None = None, name: str | None = None, *, supervised: bool = True) -> int:
+def run_service(
+    service: str,
+    url: str,
+    run: str,
+    folder: Path | None = None,
+    name: str | None = None,
+    *,
+    supervised: bool = True,
+    request: int = 0,
+    candidate: bool = False,
+) -> int:
     """Runs one service in this process until the run ends; returns the exit code."""
     log_to_stderr()
     try:
-        context = context_for(service, url, run, folder, name, supervised=supervised)
+        context = context_for(service, url, run, folder, name, supervised=supervised, request=request, candidate=candidate)
         set_threads(context.device)
         return run_main(context)
     except ConfigError as error:
@@ -56,29 +66,38 @@ def run_service(service: str, url: str, run: str, folder: Path | None = None, na
 
 
 def context_for(
-    service: str, url: str, run: str, folder: Path | None, name: str | None, *, supervised: bool = True, in_process: bool = False
+    service: str,
+    url: str,
+    run: str,
+    folder: Path | None,
+    name: str | None,
+    *,
+    supervised: bool = True,
+    in_process: bool = False,
+    request: int = 0,
+    candidate: bool = False,
 ) -> ServiceContext:
     """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
     if service not in SERVICES:
         raise ConfigError(f"there is no service {service!r}: name one of {', '.join(SERVICES)}")
     folder = folder or Path("runs") / run
     plan = read_plan(url, run, folder)
-    code = code_of(service, plan.policy)
-    context = make_context(url, plan, service, name or "", folder, code, supervised=supervised, in_process=in_process)
+    code = code_of(service, plan.policy, plan.policy_source)
+    context = make_context(
+        url, plan, service, name or "", folder, code,
+        supervised=supervised, in_process=in_process, request=request, candidate=candidate,
+    )  # fmt: skip
     context.folder.mkdir(parents=True, exist_ok=True)
     return context
 
 
-def code_of(service: str, policy: str) -> str:
-    """Digest of the code that decides in a service of a run with this policy."""
-    return service_code(service, policy_module(policy) if service == "policy" else "")
+def code_of(service: str, policy: str, policy_source: str = "") -> str:
+    """Digest of the code that decides in a service of a run with this policy. Raises ConfigError for a policy that there is not."""
+    if service != "policy":
+        return service_code(service)
+    from services.policy.making import policy_code
 
-
-def policy_module(name: str) -> str:
-    """The module of a built-in policy."""
-    from policies.registry import create
-
-    return type(create(name, {})).__module__
+    return policy_code(policy, policy_source)
 
 
 def pin(device: str) -> None:
@@ -145,8 +164,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--name")
+    parser.add_argument("--request", type=int, default=0)
+    parser.add_argument("--candidate", action="store_true")
     given = parser.parse_args(arguments)
-    return run_service(given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name)
+    return run_service(
+        given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name, request=given.request, candidate=given.candidate
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import math
 
 from bus.errors import ConfigError
 from bus.events import RunPlanned, Value
-from policies.registry import create, nearest
-from services.config import BUILTIN, SCRIPTED, RunConfig
+from policies.registry import nearest
+from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RunConfig
 from services.config_file import make_config
 from services.data.planning import DataPlan, plan_data, with_absolute_paths
 from services.devices import Machine, assign_devices, check_memory, is_cuda, this_machine
@@ -19,6 +19,8 @@ from services.engines.config import EngineConfig
 from services.learner.config import LearnerConfig
 from services.learner.environment import environment
 from services.monitor.trackers import check_trackers
+from services.policy.making import make_policy
+from services.policy.source import read_source
 
 OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len")
 """Settings of the engine that are worked out here."""
@@ -30,6 +32,8 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
     `data`: what `plan_data` found, if that was asked before.
     """
     _check(config)
+    policy_source = read_source(config.policy.name)
+    make_policy(config.policy.name, config.policy.params, policy_source)  # raises for one that could not start
     data = data or plan_data(config)
     config = resolve(config, machine or this_machine(), data)
     timing, rollout, replicas = config.async_training, config.rollout, config.replicas
@@ -73,11 +77,12 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
         deadlines=config.deadlines,
         policy=config.policy.name,
         policy_params=config.policy.params,
+        policy_source=policy_source,
         devices=config.devices,
         config=json.dumps(config.resolved(), sort_keys=True),
         environment=environment(config.actor) | data.environment,
     )
-    _check_evaluation(plan, config.evaluation.temperature)
+    check_evaluation(plan, config.evaluation.temperature)
     engine_config(config, plan)  # raises for settings that no replica could start with
     return plan
 
@@ -146,13 +151,7 @@ def _check(config: RunConfig) -> None:
         )
     if endless and timing.total_steps is None:
         raise ConfigError("neither async_training.total_steps nor async_training.num_prompts is set: the run would have no end")
-    lag, threshold = timing.max_version_lag, timing.staleness_threshold
-    if lag is not None and timing.on_version_lag == "wait" and lag < threshold:
-        raise ConfigError(
-            f"async_training.max_version_lag is {lag} and staleness_threshold is {threshold}: more samples may be outstanding than "
-            f"{lag + 1} cycles can train, so waiting would not keep the limit; set max_version_lag to {math.ceil(threshold)}, "
-            f"staleness_threshold to {lag}, or on_version_lag to drop"
-        )
+    check_version_lag(timing)
     if config.model.path == SCRIPTED and config.rollout.engine != SCRIPTED:
         raise ConfigError(
             f"model.path is {SCRIPTED} and rollout.engine is {config.rollout.engine}: without a model the engine must be scripted, too"
@@ -163,10 +162,21 @@ def _check(config: RunConfig) -> None:
             f"scripted.shortest_answer is {scripted.shortest_answer}, which is over scripted.longest_answer, {scripted.longest_answer}"
         )
     check_trackers(config.monitor)
-    create(config.policy.name, config.policy.params)
 
 
-def _check_evaluation(plan: RunPlanned, temperature: float) -> None:
+def check_version_lag(timing: AsyncTrainingConfig) -> None:
+    """Raises ConfigError for a limit that could not be kept by waiting."""
+    lag, threshold = timing.max_version_lag, timing.staleness_threshold
+    if lag is not None and timing.on_version_lag == "wait" and lag < threshold:
+        raise ConfigError(
+            f"async_training.max_version_lag is {lag} and staleness_threshold is {threshold}: more samples may be outstanding than "
+            f"{lag + 1} cycles can train, so waiting would not keep the limit; set max_version_lag to {math.ceil(threshold)}, "
+            f"staleness_threshold to {lag}, or on_version_lag to drop"
+        )
+
+
+def check_evaluation(plan: RunPlanned, temperature: float) -> None:
+    """Raises ConfigError for evaluations of nothing, or of the same answer several times."""
     if (plan.eval_every_versions or plan.eval_before_train) and plan.num_validation == 0:
         what = f"every_versions is {plan.eval_every_versions}" if plan.eval_every_versions else "before_train is true"
         raise ConfigError(f"evaluation.{what} and there are no validation prompts: set data.val_files, or data.val_prompts over 0")

@@ -131,6 +131,10 @@ class RewardRunner:
         with suppress(BlockingIOError):  # it has been rung often enough
             self._ringer.send(b"!")
 
+    def allow(self, timeout_s: float) -> None:
+        """From now on an answer may take this long; those that are computed keep their time."""
+        self._timeout_s = timeout_s
+
     def poll(self, timeout_s: float) -> list[tuple[int, Outcome]]:
         """Outcomes that are there, waiting at most `timeout_s` for the first. Raises ConfigError when a worker cannot be replaced."""
         until = time.monotonic() + timeout_s

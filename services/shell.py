@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from bus.core import Core
@@ -27,6 +28,7 @@ from bus.history import History
 from bus.host import Host, rebuild_in_order
 from bus.snapshot_table import core_code
 from bus.trimming import Progress
+from services.alarms import Alarms
 from services.context import ServiceContext
 from services.snapshots import Snapshots
 
@@ -48,6 +50,31 @@ Mail = list[Entry] | tuple[Literal["facts"], Facts] | BaseException
 
 class Terminated(Exception):
     """The process was asked to end (SIGTERM)."""
+
+
+class Leaving(Exception):
+    """The service ends by itself, before the run does; `last_word` says so in the log."""
+
+    def __init__(self, last_word: Event) -> None:
+        super().__init__(repr(last_word))
+        self.last_word = last_word
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """A core as it is at its incarnation's start, and what its host remembers; None: it is fresh, and must be rebuilt."""
+
+    core: Core
+    decided_at: dict[str, int] | None
+    ended: bool
+    """The run is over."""
+
+
+class Follower(Protocol):
+    """Has followed the log with the core before the incarnation began."""
+
+    def caught(self, own_start: int) -> Caught:
+        """The core with all entries up to `own_start`, where the incarnation begins."""
 
 
 class Performer(Protocol):
@@ -87,9 +114,17 @@ class Idle:
 class Shell:
     """Runs one incarnation of a service with a core, until the run has ended."""
 
-    def __init__(self, context: ServiceContext, core: Core, performer: Performer, attached: PolicyAttached | None = None) -> None:
+    def __init__(
+        self,
+        context: ServiceContext,
+        core: Core,
+        performer: Performer,
+        attached: PolicyAttached | None = None,
+        follower: Follower | None = None,
+    ) -> None:
         self.context = context
         self.core = core
+        self._follower = follower
         self._performer = performer
         self._first_word: ServiceStarted | PolicyAttached = attached or ServiceStarted(
             code=context.code, host=socket.gethostname(), pid=os.getpid()
@@ -97,8 +132,7 @@ class Shell:
         self._mailbox: queue.Queue[Mail] = queue.Queue(MAILBOX_SIZE)
         self._ending = threading.Event()
         self._ended = False
-        self._armed: dict[str, tuple[float, float]] = {}
-        """Deadline -> (when it passes on the monotonic clock, its seconds)."""
+        self._alarms = Alarms()
         self._host: Host | None = None
         self._progress = Progress(context.url, context.run, core.source)
         self._snapshots = Snapshots(context, core.source, core_code(context.code, attached))
@@ -125,27 +159,25 @@ class Shell:
         attached = log.attach(self.core.source, draft)
         self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare)
         with self.context.alive(attached.producer.epoch):
-            reason = "the run has ended"
+            last_word: Event = ServiceStopped(reason="the run has ended")
             try:
                 self._recover(attached.position)
                 threading.Thread(target=self._read, name="reader", daemon=True).start()
                 self._serve()
             except Terminated:
-                reason = "terminated"
+                last_word = ServiceStopped(reason="terminated")
+            except Leaving as leaving:
+                last_word = leaving.last_word
             finally:
                 self._ending.set()
                 self._performer.close()
                 self._snapshots.close()
-            self._stop(reason)
+            self._stop(last_word)
 
     def _recover(self, own_start: int) -> None:
         """Rebuilds the state from the log up to this incarnation's start, then decides with that as cause."""
         began = time.monotonic()
-        with self.context.open_history() as history, self.context.open_history() as ahead:
-            after = self._restore(history, own_start)
-            entries = self._passing(history.entries(after, own_start), own_start)
-            decisions = self._noting(ahead.decisions(self.core.source, after, own_start))
-            self.position = rebuild_in_order(self.core, entries, decisions, after)
+        after = own_start if self._has_followed(own_start) else self._rebuild(own_start)
         if self.position != own_start:
             raise GapError(f"the log was read up to {self.position}, this incarnation started at {own_start}: entries are missing")
         logger.info("recovered: position=%d seconds=%.3f epoch=%d", self.position, time.monotonic() - began, self.host.producer.epoch)
@@ -153,6 +185,27 @@ class Shell:
         self._performer.recovered(self)
         self.host.decide(self.position)
         self._performer.look(())
+
+    def _has_followed(self, own_start: int) -> bool:
+        """Somebody has followed the log up to here with the core already."""
+        if self._follower is None:
+            return False
+        caught = self._follower.caught(own_start)
+        if caught.decided_at is not None:
+            self.host.decided_at.update(caught.decided_at)
+            self.position, self._ended = own_start, caught.ended
+            return True
+        self.core = self.host.core = caught.core
+        return False
+
+    def _rebuild(self, own_start: int) -> int:
+        """Reads the log; returns the position of the snapshot that this began with, 0 without one."""
+        with self.context.open_history() as history, self.context.open_history() as ahead:
+            after = self._restore(history, own_start)
+            entries = self._passing(history.entries(after, own_start), own_start)
+            decisions = self._noting(ahead.decisions(self.core.source, after, own_start))
+            self.position = rebuild_in_order(self.core, entries, decisions, after)
+        return after
 
     def _restore(self, history: History, own_start: int) -> int:
         """Position of the snapshot that the core goes on from; 0: there is none."""
@@ -215,24 +268,19 @@ class Shell:
 
     def _watch_deadlines(self) -> None:
         """Arms what the core names, disarms what it no longer names, and says what has passed."""
-        now = time.monotonic()
-        named = {deadline.key: deadline.seconds for deadline in self.core.deadlines()}
-        self._armed = {key: self._armed.get(key, (now + seconds, seconds)) for key, seconds in named.items()}
-        missed = [(key, seconds) for key, (at, seconds) in self._armed.items() if at <= now]
+        missed = self._alarms.missed(self.core.deadlines(), time.monotonic())
         if missed:
-            self.host.append_facts([(DeadlineMissed(key=key, seconds=seconds), self.position) for key, seconds in missed])
-            # Not said again before it has come back from the log.
-            self._armed.update((key, (now + 60.0, seconds)) for key, seconds in missed)
+            self.host.append_facts([(DeadlineMissed(key=late.key, seconds=late.seconds), self.position) for late in missed])
 
     def _patience(self) -> float:
-        next_at = min((at for at, _ in self._armed.values()), default=time.monotonic() + 1.0)
-        return min(1.0, max(0.001, next_at - time.monotonic()))
+        now = time.monotonic()
+        return min(1.0, max(0.001, self._alarms.next_at(now + 1.0) - now))
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, last_word: Event) -> None:
         """Appends what was being performed when the end came (the last checkpoint), then the last word."""
         facts: list[tuple[Event, int]] = []
         while not self._mailbox.empty():
             mail = self._mailbox.get()
             facts += mail[1] if isinstance(mail, tuple) else []
-        self.host.append_facts([*facts, (ServiceStopped(reason=reason), self.position)])
+        self.host.append_facts([*facts, (last_word, self.position)])
         self._progress.close(self._performer.durable(self.position))

@@ -21,7 +21,15 @@ from bus.events.controller import (
     YieldRequested,
 )
 from bus.events.monitor import Measured
-from bus.events.policy import PolicyAttached, PolicyDetached, ShadowVerdict, SwitchRequested
+from bus.events.policy import (
+    MAX_POLICY_SOURCE_BYTES,
+    PolicyAttached,
+    PolicyDetached,
+    PolicyRefused,
+    PolicyRequested,
+    ShadowVerdict,
+    SwitchRequested,
+)
 from bus.events.replica import GenerationFinished, ReplicaAdded, ReplicaAsleep, ReplicaAwake, ReplicaFailed, WeightsApplied
 from bus.events.rollouter import (
     AbortRequested,
@@ -68,17 +76,18 @@ KINDS: dict[str, type[Event]] = {
     for event in (
         AbortRequested, BatchFormed, BoundaryOpened, CheckpointRequested, CheckpointSaved, CutRoutesRequested, DeadlineMissed,
         DevicesReloaded, DevicesYielded, EvalDone, EvalRequested, EvalScored, GenerationFinished, GenerationRequested, KillRequested,
-        Measured, OpenRoutesRequested, PolicyAttached, PolicyDetached, PromptsExhausted, RebalanceRequested, RedoDiverged, ReloadRequested,
-        ReplicaAdded, ReplicaAsleep, ReplicaAwake, ReplicaFailed, ReplicaLost, RolloutPaused, RolloutResumed, RoutesCut, RoutesOpened,
-        RunEnded, RunPlanned, SampleDropped, SampleMoved, SampleReady, SampleStarted, ServiceLost, ServiceStarted, ServiceStopped,
-        SettingChanged, ShadowVerdict, SleepRequested, Stalled, StepDone, StopRequested, SwitchDone, SwitchRejected, SwitchRequested,
-        SwitchStarted, TrainGranted, WaitSamples, WakeRequested, WeightUpdateRequested, WeightsApplied, WeightsPublished, YieldRefused,
-        YieldRequested,
+        Measured, OpenRoutesRequested, PolicyAttached, PolicyDetached, PolicyRefused, PolicyRequested, PromptsExhausted, RebalanceRequested,
+        RedoDiverged, ReloadRequested, ReplicaAdded, ReplicaAsleep, ReplicaAwake, ReplicaFailed, ReplicaLost, RolloutPaused, RolloutResumed,
+        RoutesCut, RoutesOpened, RunEnded, RunPlanned, SampleDropped, SampleMoved, SampleReady, SampleStarted, ServiceLost, ServiceStarted,
+        ServiceStopped, SettingChanged, ShadowVerdict, SleepRequested, Stalled, StepDone, StopRequested, SwitchDone, SwitchRejected,
+        SwitchRequested, SwitchStarted, TrainGranted, WaitSamples, WakeRequested, WeightUpdateRequested, WeightsApplied, WeightsPublished,
+        YieldRefused, YieldRequested,
     )
 }  # fmt: skip
 
 __all__ = [
     "KINDS",
+    "MAX_POLICY_SOURCE_BYTES",
     "AbortRequested",
     "BatchFormed",
     "BlobRef",
@@ -101,6 +110,8 @@ __all__ = [
     "OpenRoutesRequested",
     "PolicyAttached",
     "PolicyDetached",
+    "PolicyRefused",
+    "PolicyRequested",
     "PromptsExhausted",
     "RebalanceRequested",
     "RedoDiverged",

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from bus.events.base import Event, Role, Target
 
-RejectReason = Literal["late", "busy", "replica_failed", "run_ended", "no_hybrid", "not_lent", "not_home", "waiting_samples"]
+RejectReason = Literal["late", "busy", "replica_failed", "run_ended", "no_hybrid", "not_lent", "not_home", "waiting_samples", "not_asked"]
+"""not_asked: `use_dynamic_resource_scheduling` is off."""
 
 
 class BoundaryOpened(Event):

@@ -100,6 +100,8 @@ class RunPlanned(Event):
     deadlines: Deadlines = Deadlines()
     policy: str = "default"
     policy_params: dict[str, Value] = Field(default_factory=dict)
+    policy_source: str = ""
+    """Text of the file that the policy is from; empty for a built-in one."""
     devices: dict[str, str] = Field(default_factory=dict)
     """Service -> the device it holds: core numbers `0,1` on CPU, `cuda:0` on a GPU."""
     parent: str | None = None
@@ -175,10 +177,13 @@ class CheckpointRequested(Event):
 
 
 class RebalanceRequested(Event):
-    """Spread the requests in flight evenly over the replicas that serve. operator -> rollouter."""
+    """Spread the requests in flight evenly over the replicas that serve. operator (or policy, when devices were lent) -> rollouter."""
 
     kind: ClassVar[str] = "RebalanceRequested"
-    emitter: ClassVar[Role | None] = "operator"
+    reason: Literal["operator", "policy"] = "operator"
+
+    def emitted_by(self) -> tuple[Role, ...] | None:
+        return (self.reason,)
 
 
 class _Pause(Event):

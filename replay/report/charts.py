@@ -56,6 +56,7 @@ def chart_data(timeline: Timeline) -> dict[str, object]:
         "inFlight": _series(timeline.in_flight, ticks, timeline.end),
         "giveBackAt": _series(timeline.give_back_at, ticks, timeline.end),
         "swings": [_swing(swing, timeline, ticks) for swing in timeline.summary.swings.all],
+        "policies": _policies(timeline, ticks),
         "versions": _versions(timeline, ticks),
         "notes": [
             [ticks.of(note.time), int(note.is_trouble), note.text] for note in timeline.notes if note.time >= timeline.opened
@@ -90,6 +91,13 @@ def _versions(timeline: Timeline, ticks: Ticks) -> dict[str, object]:
     every = max(1, len(timeline.publications) // MOST_POINTS)
     shown = timeline.publications[::every]
     return {"at": ticks.steps(time for time, _ in shown), "is": [version for _, version in shown]}
+
+
+def _policies(timeline: Timeline, ticks: Ticks) -> dict[str, object]:
+    """From when on each one decided."""
+    stretches = timeline.summary.policies.stretches
+    at = ticks.steps(timeline.policy_times.get(stretch.position, timeline.opened) for stretch in stretches)
+    return {"at": at, "is": [str(stretch.chosen) for stretch in stretches]}
 
 
 def _swing(swing: SwingCost, timeline: Timeline, ticks: Ticks) -> dict[str, object]:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from bus.events import RunPlanned
 from replay.report.charts import chart_data
 from replay.report.numbers import Change, Number, change, comparison, key_numbers, seconds_text, verdict
+from replay.report.policies import PoliciesPart, policies_part
 from replay.report.tables import (
     BooksPart,
     DeviceRow,
@@ -51,6 +52,7 @@ class RunPart:
     """Of each number, against the first run."""
     swings: list[SwingRow]
     swings_left_out: int
+    policies: PoliciesPart
     devices: list[DeviceRow]
     books: BooksPart
     notes: list[tuple[str, Note]]
@@ -96,6 +98,7 @@ def _part(letter: str, timeline: Timeline, numbers: list[Number], first: list[Nu
         changes=[change(of_first, own) for of_first, own in zip(first, numbers, strict=True)],
         swings=swings,
         swings_left_out=left_out,
+        policies=policies_part(timeline),
         devices=device_rows(summary),
         books=books_part(timeline.ledger),
         notes=note_rows(timeline),

@@ -10,6 +10,7 @@ function unpack(run) {
     ready: { ...run.ready, at: seconds(run.ready.at) },
     inFlight: { ...run.inFlight, at: seconds(run.inFlight.at) },
     giveBackAt: { ...run.giveBackAt, at: seconds(run.giveBackAt.at) },
+    policies: { ...run.policies, at: seconds(run.policies.at) },
     versions: { ...run.versions, at: seconds(run.versions.at) },
     swings: run.swings.map((swing) => ({ ...swing, from: swing.from * run.tick, to: swing.to * run.tick })),
     notes: run.notes.map(([at, isTrouble, text]) => ({ at: at * run.tick, isTrouble, text })),
@@ -34,6 +35,7 @@ class Lanes {
   constructor(run, runs) {
     this.run = run;
     this.hasSwings = runs.some((each) => each.swings.length > 0);
+    this.hasPolicies = runs.some((each) => each.policies.at.length > 1);
     this.hasNotes = runs.some((each) => each.notes.length > 0);
     this.rowHeight = run.lanes.length > 48 ? 9 : run.lanes.length > 16 ? 16 : 28;
   }
@@ -43,12 +45,13 @@ class Lanes {
   }
 
   get top() {
-    return (this.hasNotes ? 16 : 4) + (this.hasSwings ? 24 : 0);
+    return (this.hasNotes ? 16 : 4) + (this.hasPolicies ? 24 : 0) + (this.hasSwings ? 24 : 0);
   }
 
   paint(chart) {
     chart.xAxis(0, true);
     this.paintNotes(chart);
+    if (this.hasPolicies) this.paintPolicies(chart);
     if (this.hasSwings) this.paintSwings(chart);
     this.run.lanes.forEach((lane, index) => this.paintLane(chart, lane, this.top + index * (this.rowHeight + 5)));
     this.paintVersions(chart);
@@ -94,6 +97,25 @@ class Lanes {
       column += 1;
     }
     for (const [doing, path] of paths) chart.add("path", { class: `cell f-${data.classes[doing]}`, d: path });
+  }
+
+  paintPolicies(chart) {
+    const y = (this.hasNotes ? 16 : 4) + 2;
+    const { at, is } = this.run.policies;
+    this.label(chart, y + 12, "decides", "");
+    is.forEach((name, index) => {
+      const [from, to] = [at[index], index + 1 < at.length ? at[index + 1] : this.run.end];
+      const [start, stop] = [Math.max(chart.left, chart.x(from)), Math.min(chart.left + chart.plotWidth, chart.x(to))];
+      if (stop <= start) return;
+      const [width, letters] = [Math.max(0.5, stop - start - 1), Math.floor((stop - start) / 7)];
+      chart.add("rect", { class: "policy", x: start, y, width, height: 16, style: `fill: var(--faint); opacity: ${index % 2 ? 0.3 : 0.15}` });
+      if (letters > 2) chart.add("text", { class: "faint", x: (start + stop) / 2, y: y + 12, "text-anchor": "middle" }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name);
+    });
+  }
+
+  tellPolicy(at) {
+    const index = lastUpTo(this.run.policies.at, at);
+    return this.hasPolicies && index >= 0 ? `policy ${this.run.policies.is[index]} decides` : "";
   }
 
   paintSwings(chart) {
@@ -152,7 +174,7 @@ class Lanes {
     const pixel = (chart.view.to - chart.view.from) / chart.plotWidth;
     const near = this.run.notes.filter((note) => Math.abs(note.at - at) < 5 * pixel).slice(0, 6).map((note) => note.text);
     const where = `at ${timeText(at, pixel)}`;
-    if (y < this.top) return [where, ...near, this.tellSwing(at, pixel)].filter(Boolean).join("\n");
+    if (y < this.top) return [where, this.tellPolicy(at), ...near, this.tellSwing(at, pixel)].filter(Boolean).join("\n");
     const lane = this.run.lanes[Math.floor((y - this.top) / (this.rowHeight + 5))];
     if (!lane) {
       const index = lastUpTo(this.run.versions.at, at);

@@ -14,6 +14,8 @@ from bus.events import (
     DeadlineMissed,
     EvalDone,
     KillRequested,
+    PolicyAttached,
+    PolicyRefused,
     RedoDiverged,
     ReplicaFailed,
     ReplicaLost,
@@ -39,8 +41,8 @@ from services.monitor.summary import Summary
 from services.monitor.training import Distribution
 
 TROUBLE = (
-    DeadlineMissed, KillRequested, RedoDiverged, ReplicaFailed, ReplicaLost, RolloutPaused, SampleDropped, ServiceLost, Stalled,
-    SwitchRejected,
+    DeadlineMissed, KillRequested, PolicyRefused, RedoDiverged, ReplicaFailed, ReplicaLost, RolloutPaused, SampleDropped, ServiceLost,
+    Stalled, SwitchRejected,
 )  # fmt: skip
 MOST_NOTES = 1000
 
@@ -99,6 +101,8 @@ class Timeline:
         self.steps: list[Step] = []
         self.swing_times: dict[int, tuple[int, int | None]] = {}
         """Swing -> when it began and ended."""
+        self.policy_times: dict[int, int] = {}
+        """Position at which another policy began to decide -> when."""
         self.publications: list[tuple[int, int]] = []
         """(time, version)"""
         self.evaluations: list[Evaluation] = []
@@ -137,6 +141,8 @@ class Timeline:
                 self.swing_times[event.swing] = (now, None)
             case SwitchDone() | SwitchRejected() as event if event.swing in self.swing_times:
                 self.swing_times[event.swing] = (self.swing_times[event.swing][0], now)
+            case PolicyAttached(mode="active") if (active := self.summary.policies.active) and active.position == entry.position:
+                self.policy_times[entry.position] = now
             case WeightsPublished() as event:
                 self.publications.append((now, event.version))
             case EvalDone() as event:

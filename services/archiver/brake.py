@@ -23,15 +23,17 @@ from bus.events import (
     SampleDropped,
     SampleReady,
     SampleStarted,
+    SettingChanged,
     StepDone,
     WeightsPublished,
 )
+from bus.settings import Beside
 
 KINDS = tuple(
     event.kind
     for event in (
         BatchFormed, GenerationFinished, RolloutPaused, RolloutResumed, RunEnded, RunPlanned, SampleDropped, SampleReady, SampleStarted,
-        StepDone, WeightsPublished,
+        SettingChanged, StepDone, WeightsPublished,
     )
 )  # fmt: skip
 """All that this fold looks at."""
@@ -44,12 +46,18 @@ class Marks:
     resume_at: float
     pause_at: float
 
+    def changed(self, beside: Beside) -> Marks:
+        """With what was changed on the live run; samples are never started again above where they pause."""
+        pause_at = self.pause_at if beside.memory_pause_at is None else beside.memory_pause_at
+        resume_at = self.resume_at if beside.memory_resume_at is None else beside.memory_resume_at
+        return Marks(min(resume_at, pause_at), pause_at)
+
 
 class Brake:
     """Fold of the pauses for memory, and what to say next. `seconds` is monotonic, so that a pause without any movement can be told."""
 
     def __init__(self, marks: Marks, still_s: float) -> None:
-        self._marks = marks
+        self._configured = self._marks = marks
         self._still_s = still_s
         self._books = Books()
         self._paused = False
@@ -59,6 +67,16 @@ class Brake:
         """Where the next pause comes: higher after one that did not help."""
         self._ended = False
         self._moved_at = 0.0
+
+    @property
+    def beside(self) -> Beside:
+        """What was changed on the live run of how much memory may be used."""
+        return self._books.settings.beside
+
+    @property
+    def short_at(self) -> float:
+        """Share of the budget from which on memory is short."""
+        return self._marks.resume_at
 
     def apply(self, entry: Entry, seconds: float) -> None:
         """Takes in one entry, read at `seconds`."""
@@ -74,10 +92,16 @@ class Brake:
             case RolloutResumed(reason="memory"):
                 self._paused = False
                 self._pause_at = max(self._marks.pause_at, (1 + event.used_bytes / max(1, event.budget_bytes)) / 2)
+            case SettingChanged():
+                self._take_marks(self._configured.changed(self.beside))
             case RunEnded():
                 self._ended = True
             case _:
                 pass
+
+    def _take_marks(self, marks: Marks) -> None:
+        if marks != self._marks:
+            self._marks, self._pause_at = marks, marks.pause_at
 
     def decide(self, used: int, budget: int, seconds: float, up_to_date: bool = True) -> RolloutPaused | RolloutResumed | None:
         """What is to be said when the run takes `used` of `budget` bytes at `seconds`; None: nothing.

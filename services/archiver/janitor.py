@@ -93,7 +93,6 @@ class Janitor:
         self._measure = measure
         self._clock = clock
         self._most = settings.memory_budget
-        self._short_at = settings.memory_resume_at
         self._brake = Brake(Marks(settings.memory_resume_at, settings.memory_pause_at), STILL_S)
         self._expected = Expected()
         self._lives = PayloadLives()
@@ -148,24 +147,34 @@ class Janitor:
             self._payloads.delete(self._dead)
             self._dead = []
 
-    def _trim(self) -> None:
-        """What is dead is deleted by now, so a successor may begin at the floor."""
+    def _trim(self) -> bool:
+        """Whether anything was forgotten. What is dead is deleted by now, so a successor may begin at the floor."""
         if not self._position:
-            return
+            return False
         positions = self._trims.positions()
         floor = self._lives.floor
         self._trims.report(JANITOR.source, self._position if floor is None else floor)
         holders = [*ESSENTIAL, POLICY] if POLICY in self._expected.epochs else list(ESSENTIAL)
         up_to = min(self._position - self._kept, *(positions.get(holder, 0) for holder in holders))
-        if up_to >= self._trimmed + AT_LEAST:
-            self._trims.trim(up_to)
-            self._trimmed = up_to
+        if up_to < self._trimmed + AT_LEAST:
+            return False
+        self._trims.trim(up_to)
+        self._trimmed = up_to
+        return True
+
+    def _use(self) -> tuple[int, int]:
+        """What the run takes on the server, and what it may take."""
+        use = self._measure()
+        return use.run, use.budget(self._brake.beside.memory_budget or self._most)
 
     def _look(self, now: float) -> None:
-        use = self._measure()
-        budget = use.budget(self._most)
-        self._kept = KEPT_ENTRIES if use.run < self._short_at * budget else FEWEST_KEPT
-        event = self._brake.decide(use.run, budget, now, up_to_date=self._log.last_position() <= self._position)
+        used, budget = self._use()
+        kept = KEPT_ENTRIES if used < self._brake.short_at * budget else FEWEST_KEPT
+        fewer, self._kept = kept < self._kept, kept
+        if fewer and self._trim():
+            # No run is paused or ended for what can be forgotten.
+            used, budget = self._use()
+        event = self._brake.decide(used, budget, now, up_to_date=self._log.last_position() <= self._position)
         if event is None:
             return
         if self._hindrance and isinstance(event, RolloutPaused):

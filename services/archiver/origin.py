@@ -2,7 +2,7 @@
 
     weights/initial/        the model's folder, whole, unless it is too large to be copied
     weights/initial.json    where it was, whether it was copied, and size and digest of each file
-    code/                   reward and policy when they are files of the user's, requirements.lock, versions.json
+    code/                   the reward when it is a file of the user's, requirements.lock, versions.json (policies: policy_sources.py)
 
 Written once: what is there already is left as it is, for the original may have changed since.
 """
@@ -143,7 +143,7 @@ def _read(files: Sequence[Path], to: Path | None, progress: Callable[[int], None
 def _record_code(plan: RunPlanned, code: Path, other: Path | None) -> None:
     code.mkdir(parents=True, exist_ok=True)
     theirs = sorted(other.iterdir()) if other is not None and other.is_dir() else []
-    for source in (*theirs, *map(_file_of, (config_of(plan).data.reward, plan.policy)), ROOT / LOCK):
+    for source in (*theirs, _file_of(config_of(plan).data.reward), ROOT / LOCK):
         if source is not None and source.is_file() and not (code / source.name).exists():
             _copy(source, code / source.name)
     if not (code / VERSIONS).exists():
@@ -159,7 +159,7 @@ def _file_of(named: str) -> Path | None:
 def versions(plan: RunPlanned) -> dict[str, object]:
     """What the run's services are made of, as far as it is installed here."""
     installed = {name: found for name in PACKAGES if (found := _version(name)) is not None}
-    decides = {service: code_of(service, plan.policy) for service in SERVICES}
+    decides = {service: code_of(service, plan.policy, plan.policy_source) for service in SERVICES}
     return {
         "python": platform.python_version(), "platform": platform.platform(), "packages": installed, "code": decides,
         "policy": plan.policy, "reward": config_of(plan).data.reward,

@@ -19,7 +19,8 @@ from services.archiver.archiver import Archiver
 from services.archiver.attendance import KINDS, Attendance
 from services.archiver.disk_patience import DiskPatience
 from services.archiver.janitor import Janitor
-from services.archiver.origin import OriginThread
+from services.archiver.origin import CODE, OriginThread
+from services.archiver.policy_sources import PolicySources
 from services.archiver.snapshot_copies import SnapshotCopies
 from services.context import ServiceContext
 from services.shell import Terminated
@@ -64,6 +65,7 @@ def _record(context: ServiceContext, me: Producer, last: int | None = None) -> N
         SnapshotCopies(RedisSnapshots(context.url, context.run), context.folder) as snapshots,
     ):
         janitor = Janitor(log, trimming, blobs, memory.measure, context.config.redis)
+        policies = PolicySources(context.folder / CODE)
 
         def open_recorder() -> RunRecorder:
             return RunRecorder.open(context.folder, context.run, log.log_id, blobs)
@@ -73,6 +75,7 @@ def _record(context: ServiceContext, me: Producer, last: int | None = None) -> N
             logger.info("recording goes on: folder=%s log=%s position=%d", context.folder, log.log_id, recorder.last_position)
             with Recording.open(context.folder) as recording:
                 janitor.recover(recording)
+                policies.recover(recording)
 
             def report(position: int) -> None:
                 trimming.report(SOURCE, position)
@@ -80,6 +83,7 @@ def _record(context: ServiceContext, me: Producer, last: int | None = None) -> N
             def watch(rows: Sequence[Row]) -> None:
                 janitor.take(rows)
                 snapshots.take(rows)
+                policies.take(rows)
 
             archiver = Archiver(log, recorder, me, _attendance(context), grace_s, report, watch, janitor.hindered)
             if last is None:

@@ -8,15 +8,11 @@ from typing import Annotated
 
 import typer
 
+from services.cli.options import RUNS, ConfigFile, Named, Redis, Runs, Settings
+from services.cli.policy_app import add_policy
+
 Replay = Callable[[Sequence[str]], int]
 """Runs a `swingshift replay` command, which lies above the services; returns its exit status."""
-
-Settings = Annotated[list[str], typer.Option("--set", metavar="a.b=c", help="Overrides a setting, the value in YAML; may be repeated.")]
-Redis = Annotated[str | None, typer.Option(metavar="URL", help="Server of the log: redis://, rediss:// or unix://. Also: REDIS_URL.")]
-Named = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its folder.")]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the folders of runs are.")]
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Configuration, such as examples/demo.yaml.")]
-RUNS = Path("runs")
 
 
 def build_app(replay: Replay) -> typer.Typer:
@@ -26,7 +22,7 @@ def build_app(replay: Replay) -> typer.Typer:
     _add_services(app)
     _add_server(app)
     _add_looks(app)
-    _add_policy(app)
+    add_policy(app)
 
     @app.command(
         "replay",
@@ -202,25 +198,23 @@ def _add_looks(app: typer.Typer) -> None:
 
         stop_command(run, redis, runs)
 
+    @app.command("set")
+    def set_settings(
+        run: Named,
+        assignments: Annotated[
+            list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, values in YAML; none: list those that can change.")
+        ] = None,
+        redis: Redis = None,
+        runs: Runs = RUNS,
+    ) -> None:
+        """Change settings of a run while it lives; every service honours them from the same entry of the log on."""
+        from services.cli.set import set_command
+
+        set_command(run, assignments or [], redis, runs)
+
     @app.command("runs")
     def list_runs(redis: Redis = None, runs: Runs = RUNS) -> None:
         """List the runs that have a folder here, and those on the server."""
         from services.cli.runs import runs_command
 
         runs_command(redis, runs)
-
-
-def _add_policy(app: typer.Typer) -> None:
-    policy = typer.Typer(help="Policies: when to swing.", no_args_is_help=True)
-    app.add_typer(policy, name="policy")
-
-    @policy.callback()
-    def group() -> None:
-        """Policies: when to swing."""
-
-    @policy.command()
-    def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="Recorded decisions, in JSON.")]) -> None:
-        """Compare recorded decisions with what the policies decide here. Exit status 1 names the first difference."""
-        from services.cli.policy import check_command
-
-        check_command(file)

@@ -28,7 +28,8 @@ from bus.redis_log import RedisLog
 from bus.run_recorder import RunRecorder
 from services.archiver.archiver import Archiver
 from services.archiver.attendance import KINDS, Attendance
-from services.archiver.origin import record_origin
+from services.archiver.origin import CODE, record_origin
+from services.archiver.policy_sources import PolicySources
 from services.cli.byte_bar import ByteBar
 from services.cli.mistakes import INTERRUPTED, mistakes_explained
 from services.cli.source import find
@@ -89,8 +90,14 @@ def record(found: FoundRun, to: Path) -> Recorded:
         with RunRecorder.open(to, found.run, log.log_id, PayloadHistory(blobs, found.folder, recall.payloads)) as recorder:
             try:
                 _record_beginning(found, to)
+                policies = _policies(to)
                 with RowBar(found.run, log.last_position, recorder.last_position) as bar:
-                    Archiver(history, recorder, None, _attendance(to), GRACE_S, watch=bar.take).run()
+
+                    def watch(rows: Sequence[Row]) -> None:
+                        bar.take(rows)
+                        policies.take(rows)
+
+                    Archiver(history, recorder, None, _attendance(to), GRACE_S, watch=watch).run()
             except KeyboardInterrupt:
                 return Recorded(recorder.last_position, ended=False)
             return Recorded(recorder.last_position, ended=True)
@@ -115,6 +122,14 @@ def _attendance(folder: Path) -> Attendance:
         for row in recording.rows(kinds=KINDS):
             attendance.apply(row.entry())
     return attendance
+
+
+def _policies(folder: Path) -> PolicySources:
+    """Those that are recorded already are written."""
+    policies = PolicySources(folder / CODE)
+    with Recording.open(folder) as recording:
+        policies.recover(recording)
+    return policies
 
 
 class RowBar:

@@ -12,7 +12,7 @@ from bus.connection import Connection
 from bus.entry import Entry
 from bus.errors import ConfigError, LogMissing, ServerError
 from bus.history import History
-from bus.recording import FILE_NAME, Recording
+from bus.recording import FILE_NAME, Recording, Row
 from services.launcher.folders import FoundRun, find_run
 
 ARCHIVER_S = 5.0
@@ -28,6 +28,9 @@ class Source(Protocol):
     def read(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Entry]:
         """Entries after a position, waiting for them where that makes sense."""
 
+    def read_rows(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Row]:
+        """The same as they are stored: for who looks at few of them."""
+
 
 class Recorded:
     """A recording as a `Source`."""
@@ -40,6 +43,9 @@ class Recorded:
 
     def read(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Entry]:
         return list(self._recording.entries(after + 1, after + limit))
+
+    def read_rows(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Row]:
+        return list(self._recording.rows(after + 1, after + limit))
 
 
 def find(named: str, runs: Path, redis: str | None) -> FoundRun:

@@ -17,6 +17,7 @@ from bus.events import (
     DevicesReloaded,
     DevicesYielded,
     PolicyAttached,
+    PolicyDetached,
     RunEnded,
     ServiceLost,
     ServiceStarted,
@@ -30,6 +31,7 @@ from services.cli.mistakes import mistakes_explained
 from services.cli.source import Source, find, open_source
 from services.launcher.folders import FoundRun
 from services.monitor.shell import read_all
+from services.setting_changes import shown
 
 REWARD = "rollout/mean_reward"
 
@@ -57,9 +59,10 @@ class Status:
         match event:
             case ServiceStarted():
                 self.services[entry.source] = (entry.epoch, "started")
-            case PolicyAttached(mode="active"):
-                self.services[entry.source] = (entry.epoch, event.name)
-            case ServiceStopped():
+            case PolicyAttached():
+                name = event.name.rpartition(":")[2]
+                self.services[entry.source] = (entry.epoch, f"{name} decides" if event.mode == "active" else f"{name} watches")
+            case ServiceStopped() | PolicyDetached():
                 self.services[entry.source] = (entry.epoch, "stopped")
             case ServiceLost():
                 self.services[event.service] = (event.epoch, "lost, restarting" if event.restarting else "lost")
@@ -114,6 +117,8 @@ def _facts(found: FoundRun, status: Status) -> Table:
         dropped = ", ".join(f"{count} {reason}" for reason, count in books.dropped.items()) or "none"
         table.add_row("samples", f"{len(books.in_flight)} in flight, {len(books.ready)} ready, {books.trained} trained, dropped: {dropped}")
         table.add_row("room", f"{books.room} of {books.limit} samples may be started (staleness_threshold {books.staleness_threshold:g})")
+        if books.settings.changed:
+            table.add_row("changed", ", ".join(f"{name} {shown(value)}" for name, value in books.settings.changed.items()))
         table.add_row("devices", _holder(status))
     if status.last_step is not None and REWARD in status.last_step.metrics:
         table.add_row("reward", f"{status.last_step.metrics[REWARD]:.3f} in step {status.last_step.step}")

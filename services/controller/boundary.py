@@ -57,6 +57,12 @@ class Boundary:
             self.given_up = True
             self.grant_reason = "deadline"
 
+    def ask_nobody(self) -> None:
+        """Whether boundaries are asked was changed while it is open: one without a verdict gets none any more."""
+        if self.is_asking:
+            self.given_up = True
+            self.grant_reason = "static"
+
     def reject(self, request: int) -> None:
         """The verdict at position `request` cannot be followed."""
         if self.verdict is not None and self.verdict[0] == request:

@@ -25,6 +25,7 @@ from bus.events import (
     Event,
     RejectReason,
     RunEnded,
+    SettingChanged,
     StepDone,
     SwitchDone,
     SwitchRejected,
@@ -55,7 +56,7 @@ class ControllerCore:
         self.books = Books()
         self.requests = Requests()
         self.replicas = Replicas()
-        self.evaluations = Evaluations()
+        self.evaluations = Evaluations(self.books.settings)
         self.expected = Expected()
         self.boundary = Boundary()
         self.swing: Swing | None = None
@@ -81,7 +82,7 @@ class ControllerCore:
         outcomes = self.requests.apply(entry)
         answering = type(event) in ANSWERING
         if not answering:
-            self.books.apply(event)
+            self._apply_to_books(event)
             self.replicas.apply(entry)
             self.evaluations.apply(entry)
         if self.swing is not None:
@@ -95,6 +96,16 @@ class ControllerCore:
         self._apply_to_run(event)
         self._ending.apply(entry)
         self.expected.apply(entry)
+
+    def _apply_to_books(self, event: Event) -> None:
+        if not isinstance(event, SettingChanged):
+            self.books.apply(event)
+            return
+        asked = self._asks()
+        self.books.apply(event)
+        if self._asks() != asked:
+            # A policy may not have seen it open, or sees it as closed: nobody is waited for.
+            self.boundary.ask_nobody()
 
     def _apply_to_boundary(self, position: int, event: Event) -> None:
         match event:
@@ -168,7 +179,9 @@ class ControllerCore:
     def _take_extra(self, position: int, event: SwitchRequested) -> RejectReason | None:
         if not self.home or not self.granted:
             return "not_home"
-        if not self._asks() or not self.replicas.wakeable():
+        if not self._asks():
+            return "not_asked"
+        if not self.replicas.wakeable():
             return "no_hybrid"
         self._extra = (position, event)
         return None
@@ -256,6 +269,8 @@ class ControllerCore:
     def _reject(self) -> Event | None:
         for position, reason in self._rejections:
             return SwitchRejected(request=position, swing=0, reason=reason)
+        if self._extra is not None and not self._asks():
+            return SwitchRejected(request=self._extra[0], swing=0, reason="not_asked")
         if self._extra is not None and (self.boundary.version is not None or not self.home or not self.granted):
             # Accepted by a predecessor that did not live to act on it; the moment has passed.
             return SwitchRejected(request=self._extra[0], swing=0, reason="busy")
@@ -278,7 +293,7 @@ class ControllerCore:
             return self._grant_anew()
         if self.books.version < version:
             return None
-        if self._asks() and self.boundary.verdict is not None:
+        if self.boundary.verdict is not None:
             return self._follow(version, *self.boundary.verdict)
         if self._asks() and not self.boundary.given_up:
             return None
@@ -311,8 +326,8 @@ class ControllerCore:
             return self._lend("evaluation", verdict.give_back_at if lends else 0, verdict.max_lent_s if lends else 0.0, answers=version)
         if not lends:
             return TrainGranted(version=version, reason="verdict")
-        if not self.replicas.wakeable():
-            return SwitchRejected(request=position, swing=0, reason="no_hybrid")
+        if not self._asks() or not self.replicas.wakeable():
+            return SwitchRejected(request=position, swing=0, reason="no_hybrid" if self._asks() else "not_asked")
         return self._lend("verdict", verdict.give_back_at, verdict.max_lent_s, answers=version)
 
     def _evaluates(self) -> bool:

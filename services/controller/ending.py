@@ -29,7 +29,7 @@ class Ending:
         self._books = books
         self._replicas = replicas
         self._evaluations = evaluations
-        self._failures = Failures()
+        self._failures = Failures(books.settings)
         self._failure: tuple[FailureReason, str] | None = None
         self._lost_archiver: int | None = None
         """Epoch of an archiver that was lost and may come back."""

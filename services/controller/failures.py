@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from bus.events import Event, RunPlanned, SampleDropped, SampleReady
+from bus.events import Event, SampleDropped, SampleReady
+from bus.settings import Settings
 
 
 class Failures:
-    """Counts `SampleDropped(failed)` and `(filtered)` with nothing better in between; as many in a row as the plan allows end the run."""
+    """Counts `SampleDropped(failed)` and `(filtered)` with nothing better in between; as many in a row as the plan allows end the run.
 
-    def __init__(self) -> None:
-        self._most_failed = self._most_filtered = 0
-        """0: no plan has been seen."""
+    `settings`: a fold that is fed by somebody else.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._failed = self._filtered = 0
         self._newest = ""
 
     def apply(self, event: Event) -> None:
         """Takes in one event; only samples that failed, or were scored, matter."""
         match event:
-            case RunPlanned():
-                self._most_failed = event.max_failed_samples_in_a_row
-                self._most_filtered = event.max_filtered_samples_in_a_row
             case SampleDropped(reason="failed"):
                 self._failed += 1
                 self._newest = event.detail
@@ -35,8 +35,11 @@ class Failures:
     @property
     def verdict(self) -> str:
         """Why the run cannot go on, with the newest failure; empty if it can."""
-        if 0 < self._most_failed <= self._failed:
+        plan = self._settings.plan
+        if plan is None:
+            return ""
+        if self._failed >= plan.max_failed_samples_in_a_row:
             return f"{self._failed} samples failed one after the other, none was scored in between; the last one: {self._newest}"
-        if 0 < self._most_filtered <= self._filtered:
+        if self._filtered >= plan.max_filtered_samples_in_a_row:
             return f"{self._filtered} samples were filtered one after the other; the last one: {self._newest}"
         return ""

@@ -44,5 +44,10 @@ class ThreadHandle:
 
     def _run(self) -> None:
         self._code = 1
-        place = self._place
-        self._code = run_main(context_for(self._spec.service, place.url, place.run, place.folder, self._spec.name, in_process=True))
+        place, spec = self._place, self._spec
+        self._code = run_main(
+            context_for(
+                spec.service, place.url, place.run, place.folder, spec.name,
+                in_process=True, request=spec.request, candidate=spec.candidate,
+            )
+        )  # fmt: skip

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import bus.die_with_parent
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
@@ -24,26 +25,37 @@ Command = Callable[[ServiceSpec], Sequence[str]]
 class LocalLauncher:
     """Starts services here. Use it from the main thread: services end with the thread that started them."""
 
-    def __init__(self, place: RunPlace, command: Command | None = None) -> None:
+    def __init__(self, place: RunPlace, command: Command | None = None, *, keeps_logs: bool = True) -> None:
+        """`keeps_logs`: what services say goes into the run's folder; else where this process says it."""
         self._place = place
+        self._keeps_logs = keeps_logs
         self._command = command or self._entry
 
     def spawn(self, spec: ServiceSpec) -> Handle:
-        path = self._place.log_file(spec.source)
-        path.parent.mkdir(parents=True, exist_ok=True)
         # The URL may contain a password, which a command line would show to everybody on this machine.
         environment = os.environ | {"REDIS_URL": self._place.url, "PYTHONUNBUFFERED": "1"}
-        with path.open("ab") as log:
+        with self._log_of(spec) as log:
             process = subprocess.Popen(
                 dying_with_us(self._command(spec)),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
             )  # fmt: skip
         return LocalHandle(process)
 
+    def _log_of(self, spec: ServiceSpec) -> IO[bytes]:
+        if not self._keeps_logs:
+            return os.fdopen(os.dup(sys.stderr.fileno()), "ab")
+        path = self._place.log_file(spec.log_name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+
     def _entry(self, spec: ServiceSpec) -> Sequence[str]:
         name = ["--name", spec.name] if spec.name else []
-        folder = str(self._place.folder)
-        return [sys.executable, "-P", "-m", "services.entry", spec.service, "--run", self._place.run, "--folder", folder, *name]
+        chosen = ["--request", str(spec.request)] if spec.request else []
+        candidate = ["--candidate"] if spec.candidate else []
+        folder = ["--folder", str(self._place.folder)]
+        return [
+            sys.executable, "-P", "-m", "services.entry", spec.service, "--run", self._place.run, *folder, *name, *chosen, *candidate,
+        ]  # fmt: skip
 
 
 class LocalHandle:

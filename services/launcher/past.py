@@ -20,23 +20,28 @@ from bus.events import (
     RunEnded,
     RunPlanned,
     ServiceStarted,
+    SettingChanged,
     StepDone,
     StopRequested,
     WeightsPublished,
 )
 from bus.recording import Recording
+from bus.settings import Settings
 from services.archiver import attendance, payload_lives
 from services.archiver.attendance import Attendance
 from services.archiver.payload_lives import PayloadLives
+from services.policy import roster
+from services.policy.roster import Roster
 
 EVALUATION_KINDS = tuple(
     event.kind
     for event in (
-        DeadlineMissed, EvalDone, EvalRequested, ReplicaFailed, ReplicaLost, RoutesCut, RunPlanned, ServiceStarted, WeightsPublished,
+        DeadlineMissed, EvalDone, EvalRequested, ReplicaFailed, ReplicaLost, RoutesCut, RunPlanned, ServiceStarted, SettingChanged,
+        WeightsPublished,
     )
 )  # fmt: skip
 OWN_KINDS = tuple(event.kind for event in (BatchFormed, CheckpointSaved, RunEnded, StepDone, StopRequested))
-KINDS = tuple(dict.fromkeys((*attendance.KINDS, *payload_lives.KINDS, *EVALUATION_KINDS, *OWN_KINDS)))
+KINDS = tuple(dict.fromkeys((*attendance.KINDS, *payload_lives.KINDS, *roster.KINDS, *EVALUATION_KINDS, *OWN_KINDS)))
 SHOWN_EVERY = 2_000
 
 Progress = Callable[[int, int], None]
@@ -49,6 +54,7 @@ class Past:
     def __init__(self) -> None:
         self.attendance = Attendance()
         self.lives = PayloadLives()
+        self.roster = Roster()
         self.evaluations = Evaluations()
         self.publications: dict[int, WeightsPublished] = {}
         """Version -> its newest revision."""
@@ -76,10 +82,15 @@ class Past:
 
     @property
     def plan(self) -> RunPlanned:
-        """The run's plan. Raises ConfigError when the history does not begin with one."""
+        """The run's plan, as it was planned. Raises ConfigError when the history does not begin with one."""
         if self._plan is None:
             raise ConfigError("the recording does not begin with a plan: it was not made by swingshift")
         return self._plan
+
+    @property
+    def settings(self) -> Settings:
+        """What was changed on the live run."""
+        return self.evaluations.settings
 
     def take(self, entries: Iterable[Entry], last: int, progress: Progress) -> None:
         """Takes in entries, and tells how far it is."""
@@ -93,6 +104,7 @@ class Past:
         """Takes in one entry."""
         self.attendance.apply(entry)
         self.lives.apply(entry)
+        self.roster.apply(entry)
         self.evaluations.apply(entry)
         event = entry.event
         match event:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol
-
-from services.context import REPLICA
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """Which service is to run; `name` for replicas only."""
+    """Which service is to run; `name` for replicas and shadows only."""
 
     service: str
     name: str = ""
+    _: KW_ONLY
+    request: int = 0
+    """A policy's: position of the PolicyRequested that chose it; 0: the plan did."""
+    candidate: bool = False
+    """A policy's: it is to warm up and to answer in trial before it attaches."""
 
     @property
     def source(self) -> str:
         """What it is called in the log."""
-        return f"{REPLICA}:{self.name}" if self.name else self.service
+        return f"{self.service}:{self.name}" if self.name else self.service
+
+    @property
+    def log_name(self) -> str:
+        """What its log file is called: one that was asked for has its own, for it runs beside the one whose place it takes."""
+        return f"{self.source}-{self.request}" if self.request else self.source
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bus.connection import PATIENCE_S, Connection, connect
 from bus.embedded import folder_url
 from bus.entry import Draft
 from bus.errors import ConfigError, LogUnavailable, ServerAbsent
-from bus.events import Event, RedoDiverged, ServiceLost, ServiceStarted, ServiceStopped, WeightsPublished
+from bus.events import Event, RedoDiverged, ServiceLost, ServiceStarted, ServiceStopped, SettingChanged, WeightsPublished
 from bus.keys import Keys, check_run_id
 from bus.recording import FILE_NAME, Recording
 from bus.redis_log import RedisLog
@@ -46,6 +46,8 @@ from services.launcher.weights_back import Differing, missing_weights, put_weigh
 from services.local_settings import INFO, check_local, local_settings, merged
 from services.monitor.reporter import SOURCE as MONITOR
 from services.plan import config_of
+from services.policy.core import source_of
+from services.setting_changes import OPERATOR, said_anew
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ def resume(folder: Path, asked: Resuming) -> RunResult:
             with RedisLog.open(url, run) as log:
                 return drive(
                     log, place, past.plan, config, asked.screen, interrupts, asked.summarise,
-                    in_process=asked.in_process, position=past.position,
+                    in_process=asked.in_process, position=past.position, roster=past.roster,
                 )  # fmt: skip
 
 
@@ -120,12 +122,20 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     with RedisLog.open(place.url, place.run) as log:
         _put_back(log, place, past, config, asked.screen)
         say_lost(log, past, alive, tells_measures=config.monitor.events)
+        say_settings(log, said_anew(past.settings, config, asked.settings))
     return past, config
+
+
+def say_settings(log: RedisLog, changes: Sequence[SettingChanged]) -> None:
+    """What is set where the run goes on, and had been changed on the live run before."""
+    if changes:
+        log.append(OPERATOR, [Draft(event, derived=False, cause=0, at=time.time_ns()) for event in changes])
 
 
 def say_lost(log: RedisLog, past: Past, alive: Sequence[str], *, tells_measures: bool) -> None:
     """Everybody who was there, but for who is `alive`, is gone: what they had begun is begun again by who comes after them."""
     known = {spec.source for spec in services_of(past.plan)} | ({MONITOR} if tells_measures else set())
+    known |= {source_of(label, "shadow") for label in past.roster.shadows}
     lost = [
         ServiceLost(service=source, epoch=epoch, restarting=source in known, detail="the run was resumed")
         for source, epoch in past.attendance.here.items()
@@ -243,7 +253,7 @@ def _put_back(log: RedisLog, place: RunPlace, past: Past, config: RunConfig, scr
 
 def _publish_anew(log: RedisLog, past: Past, published: dict[int, WeightsPublished], differing: Sequence[Differing]) -> None:
     """What was trained again came out other, and what was published is lost. Raises ConfigError when the run is not to go on so."""
-    plan = past.plan
+    plan = past.settings.plan or past.plan
     if plan.on_redo_diverged == "stop":
         names = ", ".join(f"{other.version} (digest {other.digest}, published {published[other.version].digest})" for other in differing)
         raise ConfigError(

@@ -41,6 +41,7 @@ from services.launcher.protocol import Launcher, RunPlace
 from services.launcher.supervisor import LOG_LOST, Outcome, Supervisor, services_of
 from services.logs import log_to_file
 from services.plan import plan_run
+from services.policy.roster import Roster
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +141,12 @@ def drive(
     *,
     in_process: bool,
     position: int = 0,
+    roster: Roster | None = None,
 ) -> RunResult:
-    """Runs the services of a run whose log and folder are there, and leaves a whole recording. `position`: where it goes on."""
+    """Runs the services of a run whose log and folder are there, and leaves a whole recording.
+
+    `position`: where it goes on; `roster`: the policies that it has had.
+    """
     log_to_file(place.log_file("supervisor"))
     for text in advice(config):
         logger.warning("%s", text)
@@ -150,7 +155,7 @@ def drive(
     try:
         show_history(place.folder, position, screen)
         log.waiting = partial(say_waiting, screen.say)
-        outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process, position=position)
+        outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process, position=position, roster=roster)
         lost = outcome.reason == LOG_LOST
     finally:
         screen.end(log_lost=lost)
@@ -186,11 +191,14 @@ def supervise(
     *,
     in_process: bool,
     position: int = 0,
+    roster: Roster | None = None,
 ) -> Outcome:
     """Runs the services to their end. A lost log, or an impatient user, is an outcome, too; nobody is left behind."""
     launcher: Launcher = ThreadLauncher(place) if in_process else LocalLauncher(place)
     history = History(log, place.folder)
-    supervisor = Supervisor(place, log, launcher, config.supervisor, screen.take, reader=history, position=position)
+    supervisor = Supervisor(
+        place, log, launcher, config.supervisor, screen.take, reader=history, position=position, roster=roster or Roster()
+    )
 
     def ask() -> None:
         supervisor.stop_asked = "interrupted"

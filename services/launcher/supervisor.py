@@ -16,14 +16,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
-from bus.disk import free_bytes, room
 from bus.entry import Draft, Entry, Producer
-from bus.events import Event, KillRequested, PolicyAttached, RunEnded, RunPlanned, ServiceLost, ServiceStarted, StopRequested
+from bus.events import Event, KillRequested, RunEnded, RunPlanned, ServiceLost, ServiceStarted, StopRequested
 from bus.log import Log
 from services.config import SupervisorConfig
+from services.context import POLICY
 from services.entry import FENCED, MISTAKEN
+from services.launcher.children import Child, how_it_ended
+from services.launcher.keeper import Keeper
 from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
+from services.policy.roster import Roster
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +41,6 @@ TERM_S = 5.0
 """How long a leftover may take to end after SIGTERM."""
 KILL_S = 10.0
 """How long it may take to be gone after SIGKILL."""
-DETAIL_CHARACTERS = 300
-TAIL_BYTES = 4096
-FULL_BYTES = 64 * 1024
-"""A disk with less room than this is called full."""
 IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 """Reasons of RunEnded that are no failure."""
 LOG_LOST = "log_lost"
@@ -80,22 +79,6 @@ class Outcome:
 
 
 @dataclass
-class Child:
-    """One service, over all its incarnations."""
-
-    spec: ServiceSpec
-    restarts: Restarts
-    handle: Handle | None = None
-    spawned_at: float = 0.0
-    epoch: int = 0
-    """Of the running incarnation; 0: it has not said its first word yet."""
-    cause: int = 0
-    """Position of its first word, or of the request to kill it."""
-    due_at: float | None = None
-    """When it is started again."""
-
-
-@dataclass
 class Supervisor:
     """Runs one run. `watch` gets every entry; `clock` is monotonic, in seconds. Within `with`: at its end nobody is left behind."""
 
@@ -106,7 +89,10 @@ class Supervisor:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], int] = time.time_ns
+    roster: Roster = field(default_factory=Roster)
+    """The policies that the run has had so far."""
     children: dict[str, Child] = field(default_factory=dict)
+    """All services but the policies."""
     reader: Reading | None = None
     """Reads the log for it, also what was trimmed; None: `log` does."""
     position: int = 0
@@ -117,6 +103,11 @@ class Supervisor:
     _stop_by: float | None = None
     _failure: Outcome | None = None
 
+    def __post_init__(self) -> None:
+        self.policies = Keeper(
+            self.place, self.launcher, self.config, self.roster, lambda event, cause, _: self._append(event, cause), self._drain, self.clock
+        )
+
     def __enter__(self) -> Supervisor:
         return self
 
@@ -126,12 +117,16 @@ class Supervisor:
     def run(self, services: Sequence[ServiceSpec]) -> Outcome:
         """Starts the services and returns when the run has ended and they have. Raises LogError."""
         for spec in services:
+            if spec.service == POLICY:
+                self.policies.begin()
+                continue
             self.children[spec.source] = Child(spec, Restarts(self.config))
             self._spawn(self.children[spec.source])
         while self.ended is None and self._failure is None:
             if self._read(BLOCK_MS):
                 time.sleep(GATHER_S)
             self._look_after_children()
+            self.policies.look()
             self._stop_if_asked()
         if self.ended is None:
             assert self._failure is not None
@@ -140,10 +135,10 @@ class Supervisor:
 
     def kill_all(self) -> list[str]:
         """Kills every service that runs, with its group, and waits until they are gone; returns those that are not."""
-        killed = [child for child in self._running() if child.handle is not None and child.handle.kill()]
+        killed = [source for source, handle in self._running() if handle.kill()]
         if killed:
             self._wait_for_exits(KILL_S)
-        return [child.spec.source for child in self._running()]
+        return [source for source, _ in self._running()]
 
     def _stop_if_asked(self) -> None:
         if not self.stop_asked or self.ended is not None:
@@ -165,13 +160,16 @@ class Supervisor:
             self.watch(entries)
         return bool(entries)
 
+    def _drain(self) -> None:
+        while self._read(0):
+            pass
+
     def _take(self, entry: Entry) -> None:
+        self.policies.take(entry)
         event = entry.event
         match event:
             case ServiceStarted():
                 self._attach(entry, event.pid)
-            case PolicyAttached(mode="active"):
-                self._attach(entry, None)
             case KillRequested():
                 self._kill(event, entry.position)
             case RunEnded():
@@ -179,10 +177,10 @@ class Supervisor:
             case _:
                 pass
 
-    def _attach(self, entry: Entry, pid: int | None) -> None:
-        """An incarnation said its first word: is it one of ours? (A policy's does not name its process.)"""
+    def _attach(self, entry: Entry, pid: int) -> None:
+        """An incarnation said its first word: is it one of ours?"""
         child = self.children.get(entry.source)
-        if child is not None and child.handle is not None and pid in (None, child.handle.pid):
+        if child is not None and child.handle is not None and pid == child.handle.pid:
             child.epoch, child.cause = entry.epoch, entry.position
 
     def _kill(self, event: KillRequested, position: int) -> None:
@@ -199,8 +197,7 @@ class Supervisor:
     # --- the services ------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, child: Child) -> None:
-        child.handle = self.launcher.spawn(child.spec)
-        child.spawned_at, child.due_at, child.epoch, child.cause = self.clock(), None, 0, 0
+        child.spawned(self.launcher.spawn(child.spec), self.clock())
 
     def _look_after_children(self) -> None:
         for child in self.children.values():
@@ -212,8 +209,7 @@ class Supervisor:
 
     def _lose(self, child: Child, code: int) -> None:
         """An exit, verified: which incarnation it was is in the log, perhaps not yet read; whether the run had ended, too."""
-        while self._read(0):
-            pass
+        self._drain()
         if self.ended is not None:
             return
         child.handle = None
@@ -222,29 +218,13 @@ class Supervisor:
             logger.warning("replaced by another incarnation, which is not ours: service=%s", source)
             return
         delay = None if code == MISTAKEN else child.restarts.delay_s(self.clock() - child.spawned_at)
-        detail = f"{_exit_text(code)}{self._last_words(source)}{self._full_disk()}"
+        detail = how_it_ended(self.place, child.spec.log_name, code)
         logger.warning("service ended: service=%s epoch=%d detail=%s restart_in_s=%s", source, child.epoch, detail, delay)
         self._append(ServiceLost(service=source, epoch=child.epoch, restarting=delay is not None, detail=detail), child.cause)
         if delay is not None:
             child.due_at = self.clock() + delay
         elif source == "controller":
             self._failure = Outcome("controller_lost", f"the controller cannot be restarted, nobody can end the run in order: {detail}")
-
-    def _last_words(self, source: str) -> str:
-        """The end of a service's log file, for the message."""
-        try:
-            with self.place.log_file(source).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-                lines = file.read().decode(errors="replace").split("\n")
-        except OSError:
-            return ""
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {last[-DETAIL_CHARACTERS:]}" if last else ""
-
-    def _full_disk(self) -> str:
-        """Said here, for a service whose disk is full cannot write into its log file why it ends."""
-        folder = self.place.folder
-        return f" ({folder} is on a full disk: {room(folder)})" if free_bytes(folder) < FULL_BYTES else ""
 
     # --- the end -----------------------------------------------------------------------------------------------------------------
 
@@ -253,19 +233,19 @@ class Supervisor:
         deadline = self.clock() + self.config.grace_s
         while self._running() and self.clock() < deadline:
             self._read(BLOCK_MS)
-        while self._read(0):
-            pass
+        self._drain()
         leftovers = self._running()
-        for child in leftovers:
-            logger.warning("did not end by itself: service=%s grace_s=%g", child.spec.source, self.config.grace_s)
-            if child.handle is not None:
-                child.handle.terminate()
+        for source, handle in leftovers:
+            logger.warning("did not end by itself: service=%s grace_s=%g", source, self.config.grace_s)
+            handle.terminate()
         if leftovers:
             self._wait_for_exits(TERM_S)
-        return tuple(child.spec.source for child in leftovers)
+        return tuple(source for source, _ in leftovers)
 
-    def _running(self) -> list[Child]:
-        return [child for child in self.children.values() if child.handle is not None and child.handle.poll() is None]
+    def _running(self) -> list[tuple[str, Handle]]:
+        handles = [(source, child.handle) for source, child in self.children.items()]
+        running = [(source, handle) for source, handle in handles if handle is not None and handle.poll() is None]
+        return [*running, *self.policies.running()]
 
     def _wait_for_exits(self, patience_s: float) -> None:
         deadline = self.clock() + patience_s
@@ -277,7 +257,3 @@ def services_of(plan: RunPlanned) -> list[ServiceSpec]:
     """What a run consists of, in the order in which it is started."""
     replicas = [ServiceSpec("replica", name) for name in plan.standalone + plan.hybrid]
     return [*(ServiceSpec(service) for service in ("archiver", "trainer", "rollouter", "controller", "policy")), *replicas]
-
-
-def _exit_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

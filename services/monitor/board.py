@@ -15,6 +15,8 @@ from rich.text import Text
 from bus.events import RunPlanned
 from policies.swings import Lend
 from services.monitor.elapsed import clock_text
+from services.monitor.policy_history import Shadow
+from services.monitor.policy_tables import comparison_line
 from services.monitor.summary import Summary
 
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -22,6 +24,8 @@ LABEL_WIDTH = 9
 FEWEST_NOTES = 3
 FIXED_LINES = 9
 """Title, five gauges, head of the replicas, two empty lines."""
+MOST_SHADOWS = 4
+"""Lines for policies that watch; of more, those that came first."""
 NUMBERS = ("in flight", "version", "answers")
 """Columns of the replicas."""
 STYLES = {
@@ -48,11 +52,13 @@ class Board:
         plan = self.summary.books.plan
         if plan is None:
             return Text("waiting for the first entry of the log")
-        replicas, rows = self._replicas(max(1, height - FIXED_LINES - FEWEST_NOTES - 1))
-        notes = max(1, height - FIXED_LINES - rows - 1)
+        shadows = list(self.summary.policies.shadows.values())[:MOST_SHADOWS]
+        lines = FIXED_LINES + len(shadows)
+        replicas, rows = self._replicas(max(1, height - lines - FEWEST_NOTES - 1))
+        notes = max(1, height - lines - rows - 1)
         return Group(
             self._title(plan),
-            self._gauges(plan, width),
+            self._gauges(plan, width, shadows),
             "",
             replicas,
             "",
@@ -88,10 +94,14 @@ class Board:
         return (
             text.append(plan.run, "bold")
             .append(f"  {state}{since}", "bold green" if ended is None else "bold")
-            .append(f"  policy {plan.policy}  version {max(0, self.summary.books.version)}", "dim")
+            .append(f"  policy {self._policy(plan)}  version {max(0, self.summary.books.version)}", "dim")
         )
 
-    def _gauges(self, plan: RunPlanned, width: int) -> Table:
+    def _policy(self, plan: RunPlanned) -> str:
+        active = self.summary.policies.active
+        return plan.policy if active is None else active.chosen.short
+
+    def _gauges(self, plan: RunPlanned, width: int, shadows: Sequence[Shadow]) -> Table:
         bar = max(10, min(40, width - LABEL_WIDTH - 44))
         table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), collapse_padding=True)
         table.add_column(width=LABEL_WIDTH - 1, style="dim", no_wrap=True)
@@ -105,6 +115,8 @@ class Board:
         holder, style = self._holder()
         table.add_row("devices", Text(holder, style, no_wrap=True, overflow="ellipsis"), self._devices(plan))
         table.add_row("waits", Text(f"{fsum(self.summary.training.waits_s):.1f} s in all"), self._swing_costs())
+        for shadow in shadows:
+            table.add_row("shadow", Text(shadow.label, no_wrap=True, overflow="ellipsis"), self._shadow(shadow))
         return table
 
     def _steps(self, plan: RunPlanned) -> str:
@@ -155,6 +167,12 @@ class Board:
         if swings.holder == "lent" and self.lend is not None:
             return f"{since}, back at {self.lend.give_back_at} ready"
         return since if plan.hybrid else f"{since}, no hybrid replica to lend to"
+
+    def _shadow(self, shadow: Shadow) -> Text:
+        """Against who decides now."""
+        active = self.summary.policies.active
+        found = None if active is None else self.summary.shadows.all.get((shadow.label, shadow.chosen, active.chosen))
+        return Text("nothing to compare yet", "dim") if found is None else comparison_line(found)
 
     def _swing_costs(self) -> str:
         swings, wall = self.summary.swings.all, self.summary.wall_s

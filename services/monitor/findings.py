@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from bus.events import Stalled
 from services.monitor.situation import ServiceState, Situation
 from services.monitor.waits import deadlines, waits
+from services.policy.core import label_of
 
 IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 """Ends of a run that are no failure."""
@@ -62,6 +63,8 @@ def _detail(state: ServiceState) -> str:
 
 
 def _consequence(source: str) -> str:
+    if label_of(source):
+        return "what it would have decided is not recorded; the run does not need it"
     role = source.partition(":")[0]
     what = {
         "controller": "nobody decides about the devices, watches deadlines, or ends the run",

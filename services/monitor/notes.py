@@ -9,6 +9,9 @@ from bus.events import (
     EvalDone,
     KillRequested,
     PolicyAttached,
+    PolicyDetached,
+    PolicyRefused,
+    PolicyRequested,
     PromptsExhausted,
     RebalanceRequested,
     RedoDiverged,
@@ -25,15 +28,17 @@ from bus.events import (
     SwitchDone,
     SwitchRejected,
 )
+from services.monitor.policy_history import Chosen
 from services.monitor.summary import Summary
 from services.monitor.swings import SwingCost
+from services.policy.core import SOURCE, label_of
 
 
 def note_of(entry: Entry, opened: bool) -> str | None:
     """The line for an entry; None: nothing worth a line. `opened`: the run has begun; before that nobody can generate."""
     if not opened and isinstance(entry.event, RolloutPaused):
         return None
-    return _about_trouble(entry) or _about_run(entry)
+    return _about_trouble(entry) or _about_policy(entry) or _about_run(entry)
 
 
 def swing_note(entry: Entry, summary: Summary) -> str | None:
@@ -74,6 +79,9 @@ def _about_trouble(entry: Entry) -> str | None:
             return f"stalled: {event.have} of {event.need} samples ready, waiting for {', '.join(event.waiting_on) or 'nobody'}"
         case RedoDiverged() as event:
             return f"weights {event.version} came out differently when redone: {event.action}"
+        case PolicyRefused() as event:
+            what = f"policy {Chosen.of(event.name, {}, '')}" if event.name else f"shadow {event.label}"
+            return f"{what} was refused at {event.stage}, nothing was changed{_detail(event.detail)}"
         case SampleDropped(reason="failed") as event:
             return f"sample {event.sample} was dropped as failed{_detail(event.detail)}"
         case RolloutPaused(reason="memory" | "no_replica") as event:
@@ -86,8 +94,6 @@ def _about_run(entry: Entry) -> str | None:
     match entry.event:
         case ServiceStarted() if entry.epoch > 1:
             return f"{entry.source} started anew, epoch {entry.epoch}"
-        case PolicyAttached() as event if event.mode == "active":
-            return f"policy {event.name} decides from here on"
         case EvalDone() as event:
             what = "in part" if event.partial else "done"
             reward = event.metrics.get("eval/mean_reward")
@@ -106,6 +112,36 @@ def _about_run(entry: Entry) -> str | None:
             return f"the run ended: {event.reason}{_detail(event.detail)}"
         case _:
             return None
+
+
+def _about_policy(entry: Entry) -> str | None:
+    match entry.event:
+        case PolicyAttached(mode="active") as event:
+            return f"policy {Chosen.of(event.name, event.params, '')} decides from here on"
+        case PolicyAttached() as event:
+            return f"policy {Chosen.of(event.name, event.params, '')} watches as {label_of(entry.source)}"
+        case PolicyDetached() as event if entry.source != SOURCE:
+            return f"shadow {label_of(entry.source)} watches no more{_detail(event.reason)}"
+        case PolicyRequested() as event:
+            return asked_words(event)
+        case _:
+            return None
+
+
+def asked_words(event: PolicyRequested) -> str:
+    """What an operator asks for."""
+    chosen = Chosen.of(event.name, event.params, "")
+    match event.action:
+        case "swap":
+            return f"asked to let policy {chosen} decide"
+        case "shadow":
+            return f"asked to let policy {chosen} watch{f' as {event.label}' if event.label else ''}"
+        case "promote":
+            return f"asked to let shadow {event.label} ({chosen}) decide"
+        case "rollback":
+            return f"asked to let policy {chosen} decide again"
+        case "detach":
+            return f"asked to end shadow {event.label}"
 
 
 def _detail(text: str) -> str:

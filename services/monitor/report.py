@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from services.monitor.policy_tables import comparisons_table, policies_table, was_changed
+
 MOST_SWINGS = 12
 """Swings that are listed; of more, the first and the last ones."""
 
@@ -30,6 +32,10 @@ def print_summary(summary: Mapping[str, object], verified: Verified | None = Non
     swings = cast("Sequence[Mapping[str, object]]", summary["swings"])
     if swings:
         console.print(_swings(swings))
+    if was_changed(summary):
+        console.print(policies_table(summary))
+    if summary["shadow_comparisons"]:
+        console.print(comparisons_table(summary))
 
 
 def _numbers(summary: Mapping[str, object], verified: Verified | None) -> Table:

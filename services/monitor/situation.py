@@ -14,6 +14,7 @@ from bus.events import (
     GenerationRequested,
     KillRequested,
     PolicyAttached,
+    PolicyDetached,
     RolloutPaused,
     RolloutResumed,
     RunEnded,
@@ -154,9 +155,9 @@ def _note(found: Situation, entry: Entry) -> None:
 
 def _note_service(found: Situation, entry: Entry) -> None:
     match entry.event:
-        case ServiceStarted() | PolicyAttached(mode="active"):
+        case ServiceStarted() | PolicyAttached():
             found.services[entry.source] = ServiceState(entry.epoch, "started", entry)
-        case ServiceStopped() as event:
+        case ServiceStopped() | PolicyDetached() as event:
             found.services[entry.source] = ServiceState(entry.epoch, "stopped", entry, event.reason)
         case ServiceLost() as event:
             known = found.services.get(event.service)

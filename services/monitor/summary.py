@@ -3,6 +3,7 @@
     entries ─▶ Summary ─┬─ Books, Requests          samples, tokens
                         ├─ Training                 rewards, waits, staleness, ready samples
                         ├─ SwingCosts               what each swing cost, and gave
+                        ├─ PolicyHistory            who decided from where on; ShadowComparisons: who would have decided otherwise
                         └─ RunClock ─▶ DeviceTimes  what each device did in every interval, and how much of it was used
 
 Time counts from BoundaryOpened(0) to RunEnded; what was before is `startup_seconds`. The classes of a device's time exclude each other
@@ -17,10 +18,13 @@ from math import fsum, isfinite
 from bus.books import Books
 from bus.entry import Entry
 from bus.events import BoundaryOpened, DeadlineMissed, EvalDone, GenerationFinished, RunEnded, RunPlanned, ServiceLost, ServiceStarted
-from bus.requests import Requests
+from bus.requests import ANSWERING, Requests
 from services.monitor.device_times import DeviceTimes, Group, Totals, share
+from services.monitor.policy_history import PolicyHistory
+from services.monitor.policy_numbers import policy_numbers
 from services.monitor.replicas import ReplicaStates
 from services.monitor.run_clock import NANOSECONDS, RunClock
+from services.monitor.shadows import ShadowComparisons
 from services.monitor.swings import SwingCost, SwingCosts
 from services.monitor.training import Distribution, Training, mean, quarter
 
@@ -36,6 +40,8 @@ class Summary:
         self.requests = Requests()
         self.training = Training()
         self.swings = SwingCosts()
+        self.policies = PolicyHistory()
+        self.shadows = ShadowComparisons()
         self.replicas = ReplicaStates(self.requests)
         self.clock = RunClock()
         self.devices = DeviceTimes(self.replicas)
@@ -83,6 +89,9 @@ class Summary:
         self.swings.apply(entry, outcomes, self.books.steps_done, len(self.books.ready))
         self.devices.apply(entry, now, self.swings.holder)
         self.training.apply(event, len(self.books.ready))
+        if type(event) not in ANSWERING:
+            self.policies.apply(entry, self.shadows.next_boundary)
+            self.shadows.apply(entry, self.books, self.policies)
         for request, finished in outcomes:
             tokens = 0 if finished is None else max(0, finished.num_tokens - request.prefix_tokens)
             self.tokens_generated += tokens
@@ -118,7 +127,8 @@ class Summary:
 
     def as_dict(self) -> dict[str, object]:
         """What summary.json holds."""
-        return _rounded({**self._run(), **self._samples(), **self._seconds(), **self._swings()})
+        policies = policy_numbers(self.policies, self.shadows)
+        return _rounded({**self._run(), **policies, **self._samples(), **self._seconds(), **self._swings()})
 
     def _run(self) -> dict[str, object]:
         plan, ended = self.books.plan, self.ended

@@ -2,45 +2,65 @@
 
 boundary v opens  ──▶ SwitchRequested(answers=v)                    a shadow: ShadowVerdict(answers=v)
 PolicyAttached while the devices are lent ──▶ SwitchRequested(amends=swing), once an incarnation
+SwitchDone(rollout), if the policy wants to ──▶ RebalanceRequested
 in mid-cycle, if the policy wants to ──▶ SwitchRequested(answers=None)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
 
 from bus.core import Deadline, Request
 from bus.entry import Entry
-from bus.events import Event, PolicyAttached, ShadowVerdict, SwitchRejected, SwitchRequested, SwitchStarted, TrainGranted
+from bus.errors import PolicyFailed
+from bus.events import (
+    Event,
+    PolicyAttached,
+    RebalanceRequested,
+    ShadowVerdict,
+    SwitchDone,
+    SwitchRejected,
+    SwitchRequested,
+    SwitchStarted,
+    TrainGranted,
+)
 from bus.requests import ANSWERING
 from policies.protocol import Policy, Verdict
 from policies.view import ScheduleView
 
 SOURCE = "policy"
-"""Source of the active policy; a shadow's is `policy:NAME`."""
+"""Source of the active policy; a shadow's is `policy:LABEL`."""
 MAX_EXTRAS = 8
 """Requests in mid-cycle that a policy may make in one cycle; its further ones are not asked for."""
 
 Mode = Literal["active", "shadow"]
+Answer = TypeVar("Answer")
 
 
-def source_of(name: str, mode: Mode) -> str:
+def source_of(label: str, mode: Mode) -> str:
     """The source under which a policy appends."""
-    return SOURCE if mode == "active" else f"{SOURCE}:{name}"
+    return SOURCE if mode == "active" else f"{SOURCE}:{label}"
+
+
+def label_of(source: str) -> str:
+    """The label of the shadow that appends under this source; empty if no shadow does."""
+    return source.removeprefix(f"{SOURCE}:") if source.startswith(f"{SOURCE}:") else ""
 
 
 class PolicyCore:
     """A `bus.core.Core` around a policy."""
 
-    def __init__(self, policy: Policy, mode: Mode = "active") -> None:
-        self.source = source_of(policy.name, mode)
+    def __init__(self, policy: Policy, mode: Mode = "active", label: str = "") -> None:
+        self.source = source_of(label or policy.name, mode)
         self.view = ScheduleView()
         self._policy = policy
         self._mode = mode
         self._shadow_answered = -1
         self._to_amend: int | None = None
         """The lend that was under way when the newest active policy attached, until its numbers are that policy's."""
+        self._to_rebalance: int | None = None
+        """The lend for which the policy wants the requests spread anew, until it is asked for."""
         self._extras_left = MAX_EXTRAS
         self._extra_waits = True
         """What was asked last, a boundary included, has not led to anything yet: an extra request would only be `busy`."""
@@ -58,8 +78,12 @@ class PolicyCore:
         if self.view.boundaries_decided > decided:
             self._extras_left = MAX_EXTRAS
             self._extra_waits = True
-            self._policy.decided(self.view)
+            self._ask(self._policy.decided)
         match entry.event:
+            case SwitchDone(target="rollout", swing=swing):
+                self._note_lend(swing)
+            case RebalanceRequested(reason="policy"):
+                self._to_rebalance = None
             case PolicyAttached(mode="active"):
                 lend = self.view.swings.lend
                 self._to_amend = lend.swing if lend is not None else None
@@ -79,13 +103,20 @@ class PolicyCore:
             return self._answer()
         if self._mode == "shadow":
             return None
-        return self._amendment() or self._extra()
+        return self._rebalance() or self._amendment() or self._extra()
 
     def outstanding(self) -> Sequence[Request]:
         return ()
 
     def deadlines(self) -> Sequence[Deadline]:
         return ()
+
+    def _ask(self, question: Callable[[ScheduleView], Answer]) -> Answer:
+        """The policy's own code may be a user's: whoever hears of it can tell its mistakes from a broken log."""
+        try:
+            return question(self.view)
+        except Exception as error:
+            raise PolicyFailed(f"policy {self._policy.name}: {question.__name__} raised {type(error).__name__}: {error}") from error
 
     def _note_extra(self, event: SwitchRequested) -> None:
         if event.amends is not None and event.amends == self._to_amend:
@@ -95,42 +126,58 @@ class PolicyCore:
         if event.amends is None:
             self._extra_waits = True
 
+    def _note_lend(self, swing: int) -> None:
+        lend, plan = self.view.swings.lend, self.view.books.plan
+        if lend is None or lend.swing != swing or plan is None:
+            return
+        self._ask(self._policy.lent)
+        wants = self._mode == "active" and plan.enable_rebalance and self._ask(self._policy.rebalance)
+        self._to_rebalance = swing if wants else None
+
+    def _rebalance(self) -> Event | None:
+        lend = self.view.swings.lend
+        return RebalanceRequested(reason="policy") if lend is not None and lend.swing == self._to_rebalance else None
+
     def _answer(self) -> Event | None:
         boundary = self.view.boundary
         assert boundary is not None
         if self._mode == "active":
-            return _request(self._policy.verdict(self.view), answers=boundary.version)
+            return self._request(self._ask(self._policy.verdict), answers=boundary.version)
         if self._shadow_answered >= boundary.version:
             return None
-        request = _request(self._policy.verdict(self.view), answers=boundary.version)
+        request = self._request(self._ask(self._policy.verdict), answers=boundary.version)
         return ShadowVerdict(**request.model_dump())
 
     def _amendment(self) -> Event | None:
         lend = self.view.swings.lend
         if lend is None or lend.swing != self._to_amend:
             return None
-        return _request(Verdict("rollout", self._policy.give_back_at(self.view), "attached"), amends=lend.swing)
+        return self._request(Verdict("rollout", self._ask(self._policy.give_back_at), "attached"), amends=lend.swing)
 
     def _extra(self) -> Event | None:
         if self._extras_left <= 0 or self._extra_waits or not self.view.asks_boundaries:
             return None
-        verdict = self._policy.extra(self.view)
+        verdict = self._ask(self._policy.extra)
         if verdict is None:
             return None
         lend = self.view.swings.lend
-        if verdict.target == "rollout" and lend is not None:
-            # The view holds amended numbers at once, so a policy that asks for what it has does not go round in circles.
-            return _request(verdict, amends=lend.swing) if verdict.give_back_at != lend.give_back_at else None
-        return _request(verdict) if self.view.swings.running is None else None
+        if lend is not None:
+            request = self._request(verdict, amends=lend.swing)
+            if request.target == "rollout":
+                # The view holds amended numbers at once, so a policy that asks for what it has does not go round in circles.
+                return request if request.give_back_at != lend.give_back_at else None
+        return self._request(verdict) if self.view.swings.running is None else None
 
-
-def _request(verdict: Verdict, answers: int | None = None, amends: int | None = None) -> SwitchRequested:
-    return SwitchRequested(
-        target=verdict.target,
-        answers=answers,
-        amends=amends,
-        give_back_at=verdict.give_back_at,
-        max_lent_s=verdict.max_lent_s,
-        reason=verdict.reason,
-        evidence=dict(verdict.evidence),
-    )
+    def _request(self, verdict: Verdict, answers: int | None = None, amends: int | None = None) -> SwitchRequested:
+        try:
+            return SwitchRequested(
+                target=verdict.target,
+                answers=answers,
+                amends=amends,
+                give_back_at=verdict.give_back_at,
+                max_lent_s=verdict.max_lent_s,
+                reason=verdict.reason,
+                evidence=dict(verdict.evidence),
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise PolicyFailed(f"policy {self._policy.name}: it answered {verdict!r}, which is no verdict: {error}") from error

@@ -59,11 +59,10 @@ class RollouterCore:
         self.books = Books()
         self.requests = Requests()
         self.routes = Routes(self.requests)
-        self.evaluation = Evaluation(self.requests, self.routes)
+        self.evaluation = Evaluation(self.requests, self.routes, self.books.settings)
         self.groups: Groups | None = None
         self.paused: dict[str, None] = {}
         self.ended = False
-        self._enable_rebalance = True
         self._request_number = 0
         self._to_open: OpenRoutesRequested | None = None
         self._to_cut: CutRoutesRequested | None = None
@@ -85,15 +84,20 @@ class RollouterCore:
         self.evaluation.apply(entry, outcomes)
         if isinstance(event, RunPlanned):
             self.groups = Groups(event)
-            self._enable_rebalance = event.enable_rebalance
         if self.groups is not None:
             self._apply_to_groups(event, self.groups)
             for outcome in (outcome for outcome in outcomes if outcome.request.evaluates is None):
                 self.groups.finish(outcome, entry.position, self._reason_to_leave(outcome))
         if not answering:
             self._apply_to_routing(event)
-        if newcomer and self._enable_rebalance:
+        if newcomer and self._rebalances:
             self._moves = self._plan_moves()
+
+    @property
+    def _rebalances(self) -> bool:
+        """Answers move when a replica is added or woken."""
+        plan = self.books.plan
+        return plan is not None and plan.enable_rebalance
 
     def _reason_to_leave(self, outcome: Outcome) -> MoveReason:
         request, finished = outcome
@@ -119,6 +123,8 @@ class RollouterCore:
                 groups.requested(event)
             case SampleMoved():
                 self._moved = self._moved[1:]
+            case SettingChanged() if self.books.plan is not None:
+                groups.plan = self.books.plan
             case _:
                 pass
 
@@ -128,7 +134,7 @@ class RollouterCore:
                 self._to_open = event
             case RoutesOpened():
                 self._to_open = None
-                self._moves = self._plan_moves() if self._enable_rebalance else []
+                self._moves = self._plan_moves() if self._rebalances else []
             case CutRoutesRequested():
                 self._to_cut = event
             case RoutesCut():
@@ -141,8 +147,6 @@ class RollouterCore:
             case AbortRequested(reason="rebalance", requests=requests):
                 self._moves = self._moves[1:]
                 self._to_move.update(dict.fromkeys(requests))
-            case SettingChanged(name="enable_rebalance", value=value):
-                self._enable_rebalance = bool(value)
             case RolloutPaused():
                 self.paused[event.reason] = None
             case RolloutResumed():

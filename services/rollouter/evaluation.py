@@ -32,6 +32,7 @@ from bus.events import (
     WeightUpdateRequested,
 )
 from bus.requests import ANSWERING, Outcome, Requests
+from bus.settings import Settings
 from services.rollouter.groups import AnswerState, Groups, generation_request
 from services.rollouter.routes import Routes
 
@@ -48,8 +49,8 @@ class ScoreEvaluation(Request):
 class Evaluation:
     """Part of the rollouter's core. `requests` and `routes` are its folds, and have seen each entry already."""
 
-    def __init__(self, requests: Requests, routes: Routes) -> None:
-        self.versions = Evaluations()
+    def __init__(self, requests: Requests, routes: Routes, settings: Settings) -> None:
+        self.versions = Evaluations(settings)
         self.answers: Groups | None = None
         """The validation prompts of the version under evaluation that have no score yet, by `number_of` each."""
         self.asked: dict[str, GenerationRequested] = {}

@@ -53,6 +53,7 @@ class Groups:
     """All samples in flight, by number."""
 
     plan: RunPlanned
+    """As it is now."""
     by_sample: dict[int, Group] = field(default_factory=dict)
     resumed: deque[tuple[int, int]] = field(default_factory=deque)
     """(sample, answer) that wait and were generating before: served first, they hold the oldest samples back."""

@@ -19,6 +19,7 @@ from bus.events import (
     ReplicaLost,
     RoutesCut,
     RoutesOpened,
+    ServiceLost,
     ServiceStarted,
     WeightsApplied,
     WeightsPublished,
@@ -47,6 +48,8 @@ class Route:
     """It refused a request; nothing is routed to it until it has declared its weights anew."""
     failed: bool = False
     """It is of no use any more and will be killed."""
+    exited: bool = False
+    """It has ended: nothing is asked of it any more, though its loss is not declared yet."""
     pinned: bool = False
     """It serves an evaluation alone, with the weights under evaluation."""
 
@@ -58,6 +61,11 @@ class Route:
     @property
     def can_serve(self) -> bool:
         """May get requests now or after its update."""
+        return self.in_service and not self.exited
+
+    @property
+    def in_service(self) -> bool:
+        """As far as replicas and controller have declared, it can serve."""
         return self.slots > 0 and not self.failed and (self.opened or not self.hybrid)
 
 
@@ -82,6 +90,11 @@ class Routes:
                 route = self.by_name.get(event.replica)
                 if route is not None and route.epoch <= event.epoch:
                     del self.by_name[event.replica]
+            case ServiceLost() if event.service.startswith(REPLICA_PREFIX):
+                # The controller's ReplicaLost follows; in a run that is resumed the rollouter may be there long before the controller.
+                route = self.by_name.get(event.service.removeprefix(REPLICA_PREFIX))
+                if route is not None and route.epoch <= event.epoch:
+                    route.exited = True
             case RoutesOpened():
                 self._open(event)
             case RoutesCut():
@@ -147,8 +160,8 @@ class Routes:
         return route is not None and not route.hybrid and route.serves is None
 
     def any_can_serve(self) -> bool:
-        """Some replica serves, or will after its update."""
-        return any(route.can_serve for route in self.by_name.values())
+        """Some replica serves, or will after its update; one that has exited counts until its loss is declared."""
+        return any(route.in_service for route in self.by_name.values())
 
     def moves(self, waiting: int) -> list[tuple[str, tuple[str, ...]]]:
         """What rebalancing aborts: of each overloaded replica the newest requests above the even share, `waiting` ones counted in.

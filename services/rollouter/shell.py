@@ -85,6 +85,9 @@ class RollouterPerformer:
         return self._prompts.prompt(number) if number >= 0 else self._prompts.validation(prompt_of(number))
 
     def look(self, entries: Sequence[Entry]) -> None:
+        timeout_s = self._core.books.settings.beside.reward_timeout_s
+        if timeout_s is not None:
+            self._rewards.allow(timeout_s)
         self._forget_written()
         outstanding = [request for request in self._core.outstanding() if isinstance(request, Score | ScoreEvaluation)]
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}
@@ -155,10 +158,16 @@ class RollouterPerformer:
             return [(scored, request.cause)]
         if error:
             return [(SampleDropped(sample=request.sample, reason="failed", detail=error), request.cause)]
-        if self._filter_groups and min(rewards) == max(rewards):
+        if self._filters and min(rewards) == max(rewards):
             detail = f"all {len(rewards)} answers have the reward {rewards[0]:g}"
             return [(SampleDropped(sample=request.sample, reason="filtered", detail=detail), request.cause)]
         return [(self._ready(group, rewards), request.cause)]
+
+    @property
+    def _filters(self) -> bool:
+        """As it is now."""
+        changed = self._core.books.settings.beside.filter_groups
+        return self._filter_groups if changed is None else changed
 
     def _ready(self, group: SampleGroup, rewards: Sequence[float]) -> SampleReady:
         answers = tuple(

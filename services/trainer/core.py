@@ -89,7 +89,7 @@ class TrainerCore:
 
     def __init__(self) -> None:
         self.books = Books()
-        self.evaluations = Evaluations()
+        self.evaluations = Evaluations(self.books.settings)
         self.granted = False
         self.home = True
         self.ended = False

@@ -46,7 +46,7 @@ from services.cli.app import build_app
 from services.launcher.folders import remove_shm_folder, shm_folder
 from services.trainer.core import TrainerCore
 from swingshift import replay
-from tests.cases.runs import of_kind, positions, run_plan, small_plan
+from tests.cases.runs import of_kind, run_plan, small_plan
 from tests.serving import COMMAND, PATIENCE_S, QUIET, children, kill_all, swingshift
 from tests.test_end_to_end import follow, wait_for_log
 
@@ -224,8 +224,17 @@ def test_c_16_current_weights_are_there_before_anything_is_generated(resumed: Re
     assert not put_back.exists(), "it is retired like any other version once a newer one is there"
     assert not [entry for entry in after if entry.event.kind == "ReplicaFailed"]
     assert not of_kind(after, RedoDiverged)
-    taken = [*positions(after, WeightsApplied), *positions(after, ReplicaAwake)]
-    assert min(taken) < positions(after, GenerationRequested)[0]
+    serving = set[tuple[str, int]]()
+    for entry in after:
+        match entry.event:
+            case WeightsApplied() | ReplicaAwake():
+                assert entry.event.version >= version.version
+                serving.add((entry.event.replica, entry.epoch))
+            case GenerationRequested():
+                assert (entry.event.replica, entry.event.epoch) in serving, entry
+            case _:
+                pass
+    assert serving
     assert f"the published weights of version {version.version} are gone" in resumed.said
 
 

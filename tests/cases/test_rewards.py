@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.events import BatchFormed, BlobRef, Event, RunEnded, RunPlanned, SampleDropped, SampleReady, StepDone
+from bus.events import BatchFormed, BlobRef, Event, RunEnded, SampleDropped, SampleReady, StepDone
 from bus.recording import Recording
+from bus.settings import Settings
 from services.controller.failures import Failures
 from tests.cases.runs import of_kind, run_plan, small_plan
 from tests.simulation.plans import Faults
@@ -142,9 +143,10 @@ def ready(sample: int) -> SampleReady:
 
 
 def verdict(*events: Event) -> str:
-    plan: RunPlanned = small_plan(max_failed_samples_in_a_row=3)
-    failures = Failures()
-    for event in (plan, *events):
+    settings = Settings()
+    settings.apply(small_plan(max_failed_samples_in_a_row=3))
+    failures = Failures(settings)
+    for event in events:
         failures.apply(event)
     return failures.verdict
 

@@ -14,8 +14,10 @@ from bus.events import (
     ReplicaAwake,
     ReplicaLost,
     RoutesOpened,
+    ServiceLost,
     ServiceStarted,
     WeightsApplied,
+    WeightsPublished,
 )
 from bus.requests import Requests
 from services.rollouter.routes import Routes
@@ -91,6 +93,23 @@ def test_c36_counts_are_exact_across_remove_and_add() -> None:
     assert story.requests.load("s0") == 1, "a late release counted against the new incarnation"
     story.finish(3, "s0", epoch=2)
     assert story.requests.load("s0") == 0
+
+
+def test_c16_nothing_is_asked_of_an_incarnation_that_has_ended_before_its_loss_is_declared() -> None:
+    """A run that goes on begins with the ends of all who were there, and its rollouter may be up before its controller."""
+    story = Story()
+    story.start("s0")
+    story.request(0)
+    story.tell(ServiceLost(service="replica:s0", epoch=1, restarting=True), "supervisor")
+    newer = WeightsPublished(version=1, revision=0, transport="file", uri="file:///w", digest="0", num_bytes=1, seconds=0.0)
+    assert story.routes.choose(1) is None
+    assert story.routes.free_slots() == 0
+    assert story.routes.to_update(newer) is None
+    assert story.requests.load("s0") == 1, "what it had is lost by its ReplicaLost, or by its successor"
+    story.start("s0", epoch=2)
+    assert story.request(1) == "s0"
+    story.tell(ServiceLost(service="replica:s0", epoch=1, restarting=True), "supervisor")
+    assert story.request(2) == "s0", "the end of a predecessor took the successor's route"
 
 
 def test_c37_two_standalone_and_two_hybrids_are_four() -> None:

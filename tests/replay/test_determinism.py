@@ -26,8 +26,8 @@ from bus.core import Deadline, Request
 from bus.entry import Entry
 from bus.events import Event, SampleDropped, ServiceStarted
 from bus.recording import Recording
+from bus.seal import SealBroken, sealed
 from tests.golden.files import RECORDINGS, unpack
-from tests.replay.seal import SealBroken, sealed
 from tests.replay.traces import CORES, OrderOfASet, digests
 
 ROOT = Path(__file__).parents[2]

@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from bus.events import PolicyAttached
+import pytest
+
+from bus.entry import Draft, Entry
+from bus.errors import PolicyFailed
+from bus.events import PolicyAttached, RunPlanned, SwitchRequested
+from bus.host import Host, rebuild
+from bus.memory_log import MemoryLog, MemoryStore
 from policies.registry import POLICIES
+from replay.differences import Report
 from replay.subjects import subjects
+from replay.verify import verify
+from services.policy.core import PolicyCore
+from services.policy.making import make_policy, policy_code
+from tests.policies.logs import Story, plan
+
+NAME = "mine.py:Mine"
+SOURCE = """
+from policies.base import PolicyBase, keep
+
+
+class Mine(PolicyBase):
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+        self.seen = 0
+
+    def verdict(self, view):
+        return keep("x", seen=self.seen, inverse=1 / (self.at - view.boundary.version))
+
+    def decided(self, view):
+        self.seen += 1
+        if self.at == 100 + view.boundary.version:
+            raise ValueError("no more")
+"""
 
 
 def attached(name: str) -> PolicyAttached:
@@ -30,3 +60,102 @@ def test_a_policy_that_this_checkout_does_not_have_is_other_code() -> None:
     unknown = attached("soothsayer")
     assert policy.code(unknown) not in {"", *(policy.code(attached(name)) for name in POLICIES)}
     assert policy.make(unknown).source == "policy"
+
+
+# --- policies of a user's
+
+
+def own(at: int, source: str = SOURCE) -> PolicyAttached:
+    return PolicyAttached(name=NAME, params={"at": at}, mode="active", code=policy_code(NAME, source), source=source)
+
+
+def story_with(at: int) -> Story:
+    """A log on which the policy has answered four boundaries; it raises at boundary `at`, or when boundary `at` - 100 is decided."""
+    story = Story(plan(policy=NAME, policy_source=SOURCE))
+    story.attach(PolicyCore(make_policy(NAME, {"at": at}, SOURCE)), own(at))
+    story.open_first_boundary()
+    for _ in range(3):
+        story.grant()
+        story.cycle()
+    return story
+
+
+def verified(story: Story) -> Report:
+    """Only the policy: a log by hand breaks rules of others."""
+    active = [subject for subject in subjects() if subject.source == "policy"]
+    report = verify(story.entries, active)
+    report.differences[:] = [each for each in report.differences if each.source == "policy"]
+    return report
+
+
+def test_a_policy_of_a_user_is_made_from_the_log_and_its_decisions_are_compared() -> None:
+    story = story_with(-1)
+    report = verified(story)
+    assert (report.decisions, report.differences, report.other_incarnations) == (4, [], [])
+
+
+def test_a_changed_decision_of_such_a_policy_is_found() -> None:
+    story = story_with(-1)
+    index, entry = next((i, each) for i, each in enumerate(story.entries) if isinstance(each.event, SwitchRequested))
+    assert isinstance(entry.event, SwitchRequested)
+    story.entries[index] = entry._replace(event=entry.event.model_copy(update={"give_back_at": 3}))
+    assert "SwitchRequested is not what the core decides" in [each.what for each in verified(story).differences]
+
+
+def test_another_text_than_the_recorded_one_is_found() -> None:
+    """By the chain, by what was planned, and as other code than that of the decisions."""
+    story = story_with(-1)
+    index, entry = next((i, each) for i, each in enumerate(story.entries) if isinstance(each.event, PolicyAttached))
+    changed = own(-1).model_copy(update={"source": SOURCE.replace("0) ->", "1) ->")})
+    story.entries[index] = entry._replace(event=changed)
+    report = verified(story)
+    assert {each.sort for each in report.differences} == {"chain", "invariant"}
+    assert "the text of mine.py:Mine that attached is not the one that was planned" in [each.what for each in report.differences]
+    assert len(report.other_incarnations) == 1
+
+
+def test_a_policy_that_attaches_for_a_request_that_is_none_is_found() -> None:
+    store = MemoryStore.create(plan(), at=0)
+    attached = PolicyAttached(name="default", params={}, mode="active", code="", request=1)
+    store.write("policy", 1, [Draft(attached, derived=False, cause=0, at=0)])
+    assert isinstance(store.entries[0].event, RunPlanned)
+    report = verify(store.entries, [])
+    assert "default attached for entry 1, which asked for no policy" in [each.what for each in report.differences]
+
+
+def test_a_text_that_this_checkout_cannot_run_is_other_code() -> None:
+    *_, policy = subjects()
+    newer = own(0).model_copy(update={"source": f"import policies.of_tomorrow\n{SOURCE}"})
+    assert policy.code(newer) not in {"", policy.code(own(0))}
+    assert policy.make(newer).source == "policy"
+
+
+@pytest.mark.parametrize(("at", "answers"), [(2, 2), (101, 1)])
+def test_a_policy_whose_own_code_raised_has_said_no_more_and_that_is_no_difference(at: int, answers: int) -> None:
+    with pytest.raises(PolicyFailed, match=r"policy mine.py:Mine: (verdict raised ZeroDivisionError|decided raised ValueError: no more)"):
+        story_with(at)
+    story = Story(plan(policy=NAME, policy_source=SOURCE))
+    log = MemoryLog(story.store)
+    core, attached = PolicyCore(make_policy(NAME, {"at": at}, SOURCE)), own(at)
+    producer = log.attach("policy", Draft(attached, derived=False, cause=0, at=0)).producer
+    host = Host(core, log, producer, lambda: 0)
+    rebuild(core, story.entries)
+    alive = True
+
+    def take(entry: Entry) -> None:
+        nonlocal alive
+        try:
+            if alive and entry.position > 2:
+                host.take([entry])
+        except PolicyFailed:
+            alive = False
+
+    story.deliver()
+    story.listeners.append(take)
+    story.open_first_boundary()
+    for _ in range(3):
+        story.grant()
+        story.cycle()
+    assert not alive
+    report = verified(story)
+    assert (report.decisions, report.differences) == (answers, [])

@@ -17,13 +17,13 @@ from bus.entry import Entry
 from bus.events import Event, SampleDropped
 from bus.host import own
 from bus.recording import Recording
+from bus.seal import sealed
 from bus.snapshot import freeze
 from policies.registry import POLICIES, create
 from services.controller.core import ControllerCore
 from services.policy.core import PolicyCore
 from services.rollouter.core import RollouterCore
 from services.trainer.core import TrainerCore
-from tests.replay.seal import sealed
 
 FREEZE_EVERY = 25
 SHADOWS = "policy:"

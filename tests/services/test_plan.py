@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bus.errors import ConfigError
@@ -9,6 +11,7 @@ from bus.events import RunPlanned
 from services.config import RunConfig
 from services.config_file import make_config
 from services.devices import Machine, assign_devices
+from services.entry import code_of
 from services.plan import config_of, engine_config, plan_run
 
 TWO_CORES = Machine((0, 1))
@@ -206,3 +209,23 @@ def test_an_evaluation_without_prompts_is_refused(evaluation: dict[str, object],
 
 def test_several_greedy_answers_to_one_prompt_are_refused() -> None:
     assert "evaluation.n is 4 and evaluation.temperature 0: all answers would be the same" in refusal(evaluation={"n": 4})
+
+
+def test_a_policy_of_the_users_is_planned_with_the_text_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    text = (
+        "from policies.base import PolicyBase, keep\n\n\nclass Mine(PolicyBase):\n    def verdict(self, view):\n        return keep('x')\n"
+    )
+    path.write_text(text)
+    plan = planned(policy={"name": f"{path}:Mine"})
+    assert (plan.policy, plan.policy_source) == (f"{path}:Mine", text)
+    path.unlink()
+    assert code_of("policy", plan.policy, plan.policy_source) != code_of("policy", "default")
+    assert "mine.py cannot be read: No such file" in refusal(policy={"name": f"{path}:Mine"})
+
+
+def test_a_policy_that_could_not_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import time\n")
+    assert f"{path}, line 1: imports time" in refusal(policy={"name": f"{path}:Mine"})
+    assert planned().policy_source == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--trace", action="store_true", help="print the log of a failing seed")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)
     ends: Counter[str] = Counter()
     entries = crashes = 0
     began = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from bus.events import Deadlines, RunPlanned
+from bus.events import Deadlines, RunPlanned, Value
 
 POLICIES = ("default", "fixed_ratio", "static_fully_async", "restless")
 ARROWS = (
@@ -40,6 +40,10 @@ class Faults:
     duplicate: float = 0.0
     swap_policy: float = 0.0
     stop: float = 0.0
+    knobs: bool = False
+    """An operator may change settings (`tests.simulation.knobs`)."""
+    set_after: dict[int, dict[str, Value]] = field(default_factory=dict)
+    """Step -> settings that the operator changes once it is done, in one append; 0: when boundary 0 is open."""
     deadline: float = 0.0
     other_code: float = 0.0
     unsupervised: bool = False
@@ -116,6 +120,7 @@ def draw_faults(random: Random) -> Faults:
         duplicate=chance(0.05),
         swap_policy=chance(0.02),
         stop=chance(0.002),
+        knobs=True,
         deadline=chance(0.01),
         other_code=random.choice((0.0, 0.0, 0.5)) * level,
         unsupervised=random.random() < 0.3,

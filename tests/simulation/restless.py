@@ -28,11 +28,17 @@ class Restless:
     def decided(self, view: ScheduleView) -> None:
         self._turn += 1
 
+    def lent(self, view: ScheduleView) -> None:
+        self._turn += 1
+
     def extra(self, view: ScheduleView) -> Verdict | None:
         steps = view.books.steps_done + len(view.books.ready)
         if view.swings.lend is not None:
             return Verdict("train" if steps % 2 == 0 else "rollout", 1 + steps % 4, "restless")
         return Verdict("rollout", 1 + steps % 3, "restless")
+
+    def rebalance(self, view: ScheduleView) -> bool:
+        return self._turn % 2 == 1
 
 
 def make_policy(name: str, params: Mapping[str, Value]) -> Policy:

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 
 from bus import chain
+from bus.books import Books
 from bus.codec import encode
 from bus.core import Core
 from bus.entry import Entry
-from bus.events import Event, GenerationRequested, PolicyAttached, ReplicaLost, RoutesCut, SampleDropped, ServiceStarted
+from bus.events import Event, GenerationRequested, PolicyAttached, ReplicaLost, RoutesCut, SampleDropped, ServiceStarted, SettingChanged
 from bus.requests import Outcome, Requests
 from replay.differences import Report
 from services.controller.replicas import Replicas
@@ -115,6 +116,17 @@ def forget_what_a_snapshot_holds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tests.simulation.services.rebuild_in_order", rebuild)
 
 
+def keep_the_planned_limit(patch: pytest.MonkeyPatch) -> None:
+    """Samples are started under the staleness limit that was planned, whatever it was lowered to on the live run."""
+    original = Books.apply
+
+    def apply(self: Books, event: Event) -> None:
+        if not (isinstance(event, SettingChanged) and event.name == "staleness_threshold"):
+            original(self, event)
+
+    patch.setattr(Books, "apply", apply)
+
+
 PLANTS: list[Plant] = [
     forget_the_reload_barrier,
     yield_with_a_batch,
@@ -124,6 +136,7 @@ PLANTS: list[Plant] = [
     believe_a_wake,
     rebuild_in_log_order,
     forget_what_a_snapshot_holds,
+    keep_the_planned_limit,
 ]
 
 

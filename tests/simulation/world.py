@@ -14,12 +14,16 @@ from bus.events import (
     RunEnded,
     RunPlanned,
     ServiceLost,
+    SettingChanged,
     StopRequested,
 )
 from bus.memory_log import MemoryLog, MemoryStore
+from services.entry import FENCED
 from services.policy.core import PolicyCore
+from tests.simulation.knobs import Operator
 from tests.simulation.log import Crash, FaultyLog
 from tests.simulation.plans import POLICIES, Faults, draw_faults, draw_plan
+from tests.simulation.policies import Keeping, KeptPolicy, SimCandidate
 from tests.simulation.replicas import SimReplica
 from tests.simulation.restless import make_policy
 from tests.simulation.services import CODE, OTHER_CODE, SimController, SimPolicy, SimService, make_service
@@ -27,6 +31,9 @@ from tests.simulation.services import CODE, OTHER_CODE, SimController, SimPolicy
 MAX_TICKS = 30_000
 MAX_SWAPS = 8
 """Without a bound the operator would keep the run so busy that no deadline ever passes."""
+KEEPER_TURNS = 0.2
+IDLE_TICKS = 10
+"""How far the clock moves where nothing can happen but what is due later."""
 Process = SimService | SimReplica
 Action = Callable[[], None]
 
@@ -48,8 +55,6 @@ class World:
         self.ticks = 0
         self.crashes = 0
         self._processes: dict[str, Process] = {}
-        self._lingering: list[SimPolicy] = []
-        """Policies that were replaced and do not know it yet."""
         self._dead: dict[str, tuple[int, bool]] = {}
         """Source -> (epoch that died, whether its loss was said)."""
         self._unsaid: dict[tuple[str, int], None] = {}
@@ -58,9 +63,15 @@ class World:
         self._restarts: dict[str, int] = {}
         self._supervisor = MemoryLog(self.store)
         self._supervised = 0
-        self._active: Process | None = None
-        self.policy_name = self.plan.policy
+        self.policies: tuple[str, ...] = POLICIES
+        """Those that an operator may ask for."""
+        self.overtaken = 0
+        """How often a candidate had to start anew."""
+        self.keeping = Keeping(self)
         self._swaps = self._rebalances = 0
+        self._resumes = 1
+        """How often the keeper may die with all of its policies."""
+        self._operator = Operator(seed)
 
     # --- what processes need -----------------------------------------------------------------------------------------------------
 
@@ -86,7 +97,7 @@ class World:
 
     def _aim(self, process: Process) -> None:
         """Kills somebody right after an append: the one who made it, or anybody who has not read it yet."""
-        victim = self.random.choice([process, *self._processes.values()])
+        victim = self.random.choice([process, *self._everybody()])
         if victim is process:
             raise Crash
         self._die(victim)
@@ -98,7 +109,9 @@ class World:
             return
         process.alive = False
         self.crashes += 1
-        if self._processes.get(process.source) is process:
+        if isinstance(process, KeptPolicy):
+            process.end(1)
+        elif self._processes.get(process.source) is process:
             del self._processes[process.source]
             epoch = self._epochs.get(process.source, 0)
             self._dead[process.source] = (epoch, False)
@@ -117,23 +130,17 @@ class World:
         except Crash:
             self._die(process)
         except Fenced:
-            assert process.source == "policy" or not process.alive, f"{process.source} was fenced without a successor"
+            assert isinstance(process, KeptPolicy) or not process.alive, f"{process.source} was fenced without a successor"
             process.alive = False
-            self._lingering = [policy for policy in self._lingering if policy is not process]
+            if isinstance(process, KeptPolicy):
+                process.end(FENCED)
 
     def _make(self, source: str) -> Process:
         if source.startswith("replica:"):
             name = source.removeprefix("replica:")
             return SimReplica(self, name, name in self.plan.hybrid)
-        if source == "policy":
-            return self._make_policy(self.policy_name)
         code = OTHER_CODE if self.random.random() < self.faults.other_code else CODE
         return make_service(self, source, code, self.random)
-
-    def _make_policy(self, name: str) -> SimPolicy:
-        code = OTHER_CODE if self.random.random() < self.faults.other_code else CODE
-        attached = PolicyAttached(name=name, params={}, mode="active", code=code)
-        return SimPolicy(self, PolicyCore(make_policy(name, {})), attached)
 
     def _restart(self, source: str) -> None:
         self._restarts[source] = self._restarts.get(source, 0) + 1
@@ -164,20 +171,13 @@ class World:
 
     # --- the operator ------------------------------------------------------------------------------------------------------------
 
-    def _swap_policy(self) -> None:
-        old = self._processes.pop("policy", None)
-        if isinstance(old, SimPolicy):
-            self._lingering.append(old)
-        self.policy_name = self.random.choice(POLICIES)
-        self._start(self._make_policy(self.policy_name))
-
     def watch_by(self, policy: str) -> None:
         """A shadow watches this run, until its end or its death."""
         attached = PolicyAttached(name=policy, params={}, mode="shadow", code=CODE)
         self._start(SimPolicy(self, PolicyCore(make_policy(policy, {}), "shadow"), attached))
 
-    def _operate(self, event: StopRequested | RebalanceRequested) -> None:
-        self._supervisor.append(Producer("operator", 0), [Draft(event, derived=False, cause=0, at=self.clock())])
+    def _operate(self, *events: StopRequested | RebalanceRequested | SettingChanged) -> None:
+        self._supervisor.append(Producer("operator", 0), [Draft(event, derived=False, cause=0, at=self.clock()) for event in events])
 
     # --- the scheduler -----------------------------------------------------------------------------------------------------------
 
@@ -187,10 +187,11 @@ class World:
         `watch` is told the number of entries every thousand ticks.
         """
         most = MAX_TICKS if max_ticks is None else max_ticks
-        sources = ["trainer", "rollouter", "controller", "policy", *(f"replica:{name}" for name in self.plan.standalone + self.plan.hybrid)]
+        sources = ["trainer", "rollouter", "controller", *(f"replica:{name}" for name in self.plan.standalone + self.plan.hybrid)]
         self.random.shuffle(sources)
         for source in sources:
             self._start(self._make(source))
+        self.keeping.begin()
         while not isinstance(self.store.entries[-1].event, RunEnded) and not self._has_ended():
             self.ticks += 1
             assert self.ticks < most, f"the run did not end within {most} ticks, at {len(self.store.entries)} entries"
@@ -208,13 +209,16 @@ class World:
             process.read()
 
     def _everybody(self) -> list[Process]:
-        return [*self._processes.values(), *self._lingering]
+        return [*self._processes.values(), *(process for process in self.keeping.processes if process.is_here)]
 
     def _tick(self) -> None:
         self._go_wrong()
         actions = self._actions()
         if not actions:
-            actions = list(self._deadlines())
+            # Nobody does anything but what a clock makes them do: a keeper that restarts or kills, then a deadline.
+            self.ticks += IDLE_TICKS
+            self.keeping.look()
+            actions = self._actions() or list(self._deadlines())
             assert actions, f"nothing can happen any more, at {len(self.store.entries)} entries"
         process, action = self.random.choice(actions)
         if process is None:
@@ -224,16 +228,24 @@ class World:
 
     def _go_wrong(self) -> None:
         random, faults = self.random, self.faults
-        if self.crashes < faults.crashes and random.random() < faults.crash_chance and self._processes:
-            self._die(random.choice(list(self._processes.values())))
+        if self.crashes < faults.crashes and random.random() < faults.crash_chance and self._everybody():
+            self._die(random.choice(self._everybody()))
         if self._swaps < MAX_SWAPS and random.random() < self._swap_chance():
             self._swaps += 1
-            self._swap_policy()
+            self.keeping.ask()
+        if self._resumes and random.random() < faults.swap_policy / 8:
+            self._resumes -= 1
+            self.keeping.begin_anew()
+        if random.random() < KEEPER_TURNS:
+            self.keeping.look()
         if random.random() < faults.stop:
             self._operate(StopRequested(reason="simulated"))
         if self._rebalances < MAX_SWAPS and random.random() < faults.swap_policy / 4:
             self._rebalances += 1
             self._operate(RebalanceRequested())
+        turns = [*(self._operator.turns() if faults.knobs else ()), *self._operator.due(self.store.entries, faults.set_after)]
+        if turns:
+            self._operate(*turns)
         if faults.deadline and random.random() < faults.deadline:
             deadlines = self._deadlines()
             if deadlines:
@@ -251,6 +263,8 @@ class World:
         for process in self._everybody():
             if isinstance(process, SimReplica):
                 found += [(process, action) for action in self._replica_actions(process)]
+            elif isinstance(process, KeptPolicy) and process.host is None:
+                found += [(process, process.step if isinstance(process, SimCandidate) else process.start)] * 3
             elif process.host is not None:
                 if process.position < end:
                     found += [(process, process.read)] * 3

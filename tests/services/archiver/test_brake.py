@@ -8,7 +8,7 @@ import pytest
 
 from bus.blobs import blob_ref
 from bus.entry import Draft, Entry, Producer
-from bus.events import BatchFormed, Event, RolloutPaused, RolloutResumed, RunEnded, SampleReady, SampleStarted, StepDone
+from bus.events import BatchFormed, Event, RolloutPaused, RolloutResumed, RunEnded, SampleReady, SampleStarted, SettingChanged, StepDone
 from bus.memory_log import MemoryBlobs, MemoryLog, MemoryStore
 from bus.memory_use import Use
 from bus.recording import Row
@@ -105,6 +105,39 @@ def test_while_a_step_trains_a_pause_goes_on() -> None:
     assert story.says(85, after_s=600.0) is None
     story.tell(StepDone(**(dict(step_done(1)) | {"step": 1})))
     assert story.says(85, after_s=6.0) == resumed(85)
+
+
+def test_marks_that_are_changed_on_the_live_run_count_from_then_on() -> None:
+    story = Story()
+    story.tell(SampleStarted(sample=0, version=0))
+    assert story.says(75) is None
+    story.tell(SettingChanged(name="memory_pause_at", value=0.7))
+    assert story.says(75) == paused(75)
+    story.tell(SettingChanged(name="memory_resume_at", value=0.2))
+    assert [story.says(used) for used in (59, 20, 19)] == [None, None, resumed(19)]
+    story.tell(SettingChanged(name="memory_pause_at", value=0.1))
+    assert [story.says(used) for used in (19, 10, 9)] == [paused(19), None, resumed(9)], "it resumed above where it pauses"
+
+
+def test_another_setting_leaves_the_raised_mark_where_a_pause_that_did_not_help_has_put_it() -> None:
+    story = Story()
+    story.tell(SampleStarted(sample=0, version=0), ready(0))
+    assert story.says(85) == paused(85)
+    assert story.says(85, after_s=6.0) == resumed(85)
+    story.tell(SettingChanged(name="max_lent_s", value=1.0))
+    assert [story.says(used) for used in (92, 93)] == [None, paused(93)]
+
+
+def test_a_budget_that_is_changed_on_the_live_run_is_what_the_janitor_measures_by() -> None:
+    store = MemoryStore.create(plan("r"), at=0)
+    clock = [0.0]
+    settings = RedisConfig(memory_budget=1 << 17, memory_pause_at=0.8, memory_resume_at=0.6)
+    janitor = Janitor(MemoryLog(store), MemoryTrims(store), MemoryBlobs(store), lambda: Use(90_000, None), settings, lambda: clock[0])
+    change = SettingChanged(name="memory_budget", value=100_000)
+    MemoryLog(store).append(Producer("operator", 0), [Draft(change, derived=False, cause=0, at=1)])
+    for clock[0], upto in ((EVERY_S, 1), (EVERY_S * 2, 2)):
+        janitor.take([Row.of(entry) for entry in store.entries[upto - 1 : upto]])
+    assert [entry.event for entry in store.entries[2:]] == [RolloutPaused(reason="memory", used_bytes=90_000, budget_bytes=100_000)]
 
 
 def test_nothing_is_said_of_a_run_that_has_ended() -> None:

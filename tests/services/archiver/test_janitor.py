@@ -103,6 +103,26 @@ def test_when_memory_is_short_fewer_of_the_newest_entries_are_kept() -> None:
     assert run.oldest == 5_001 - FEWEST_KEPT + 1
 
 
+def test_a_run_over_its_budget_is_neither_paused_nor_ended_for_what_can_be_forgotten() -> None:
+    """It took everything between two looks, most of it entries that are kept only as long as there is room."""
+    run, budget = Run(), RedisConfig().memory_budget
+    run.janitor = Janitor(
+        run.log, run.trims, run.blobs, lambda: Use(budget * len(run.store.entries) // 1_900, None), RedisConfig(), lambda: run.now
+    )
+    run.fill(KEPT_ENTRIES - 1)
+    run.tell(trainer=2_000, rollouter=2_000, controller=2_000)
+    run.record()
+    assert run.oldest == 2_001 - FEWEST_KEPT
+    assert {entry.event.kind for entry in run.store.entries} == {"WaitSamples"}
+    run.fill(900)
+    run.record()
+    assert run.oldest == 2_901 - FEWEST_KEPT
+    run.fill(900)
+    run.record(2_901)
+    said = [entry.event.kind for entry in run.store.entries if entry.source == "janitor"]
+    assert said == ["RolloutPaused"], "nothing more can be forgotten"
+
+
 def test_nothing_is_trimmed_before_everybody_essential_has_told_where_it_is() -> None:
     run = Run()
     run.fill(5_000)

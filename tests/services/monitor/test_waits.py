@@ -25,7 +25,6 @@ from bus.events import (
     SampleStarted,
     ServiceLost,
     ServiceStarted,
-    SettingChanged,
     SleepRequested,
     Stalled,
     SwitchDone,
@@ -46,21 +45,21 @@ from tests.services.monitor.logs import Story, batch, finished, give_back, lend,
 POLICY = PolicyAttached(name="default", params={}, mode="active", code="")
 
 
-def opened() -> Story:
+def opened(planned: RunPlanned | None = None) -> Story:
     """Everybody is there, boundary 0 is open since 10."""
-    story = Story()
+    story = Story(planned)
     story.say("policy", 0.0, POLICY)
     update = WeightUpdateRequested(replica="s0", epoch=1, version=0, revision=0, uri="", digest="")
     applied = WeightsApplied(replica="s0", version=0, revision=0, seconds=0.0)
     return story.open(10.0).rollouter(10.0, update).replica("s0", applied)
 
 
-def granted() -> Story:
+def granted(planned: RunPlanned | None = None) -> Story:
     """The trainer may train: nobody lends at boundary 0."""
     verdict = SwitchRequested(
         target="train", answers=0, amends=None, give_back_at=0, max_lent_s=0.0, reason="", evidence={}
     )  # fmt: skip
-    return opened().say("policy", 11.0, verdict).controller(12.0, TrainGranted(version=0, reason="verdict"))
+    return opened(planned).say("policy", 11.0, verdict).controller(12.0, TrainGranted(version=0, reason="verdict"))
 
 
 def yielding() -> Story:
@@ -277,9 +276,8 @@ def test_stalled_is_a_problem_until_something_moves() -> None:
 
 
 def test_samples_that_cannot_come_are_a_problem() -> None:
-    """A staleness limit below the samples of a step, as a live setting may make it."""
-    story = granted().say("operator", 13.0, SettingChanged(name="staleness_threshold", value=-0.8))
-    (problem,) = problems(story)
+    """Fewer than the samples of a step are left, and nobody has said that the prompts are exhausted."""
+    (problem,) = problems(granted(plan(num_prompts=1)))
     assert "which cannot come by itself: 0 ready, 1 in flight and 0 startable are fewer than the 2 that a step needs" in problem
 
 

@@ -11,6 +11,7 @@ from bus.events import (
     DeadlineMissed,
     Event,
     PolicyAttached,
+    RebalanceRequested,
     RunEnded,
     ShadowVerdict,
     SwitchDone,
@@ -274,6 +275,79 @@ def test_a_shadow_answers_an_open_boundary_once_also_across_a_restart() -> None:
     story.samples(1)
     assert [entry.source for entry in story.entries if isinstance(entry.event, ShadowVerdict)] == ["policy:default", "policy:fixed_ratio"]
     assert (source_of("default", "shadow"), source_of("default", "active")) == ("policy:default", "policy")
+
+
+# --- rebalancing
+
+
+class Spreading(RulePolicy):
+    """Wants the requests spread anew at each lend, and counts the lends."""
+
+    def __init__(self, name: str = "spreading", wants: bool = True) -> None:
+        super().__init__(name, RatioParams(), StaticFullyAsyncRule(0.0))
+        self.wants = wants
+        self.lends = 0
+
+    def lent(self, view: ScheduleView) -> None:
+        self.lends += 1
+
+    def rebalance(self, view: ScheduleView) -> bool:
+        return self.wants
+
+
+def rebalances(story: Story) -> list[tuple[str, int]]:
+    """Who asked to have the requests spread anew, and on which entry."""
+    return [(entry.source, entry.cause) for entry in story.entries if isinstance(entry.event, RebalanceRequested)]
+
+
+def test_a_policy_is_asked_once_a_lend_whether_the_requests_are_to_be_spread_anew() -> None:
+    story = Story(plan())
+    policy = Spreading()
+    story.attach(PolicyCore(policy), attached("spreading"))
+    story.open_first_boundary()
+    done = []
+    for _ in range(2):
+        story.lend()
+        done.append(next(entry.position for entry in reversed(story.entries) if isinstance(entry.event, SwitchDone)))
+        story.samples(3)
+        story.give_back()
+    assert rebalances(story) == [("policy", position) for position in done]
+    assert policy.lends == 2
+
+
+def test_a_policy_that_does_not_want_it_or_only_watches_or_may_not_spreads_nothing() -> None:
+    story = Story(plan())
+    story.attach(PolicyCore(Spreading(wants=False)), attached("spreading"))
+    story.attach(PolicyCore(Spreading("watching"), "shadow"), attached("watching", "shadow"))
+    story.lend()
+    assert rebalances(story) == []
+    story = Story(plan(enable_rebalance=False))
+    policy = Spreading()
+    story.attach(PolicyCore(policy), attached("spreading"))
+    story.lend()
+    assert (rebalances(story), policy.lends) == ([], 1)
+
+
+def test_what_was_asked_for_is_not_asked_for_again_by_a_successor_but_by_a_newcomer_in_mid_lend() -> None:
+    story = Story(plan())
+    story.attach(PolicyCore(Spreading()), attached("spreading"))
+    story.lend()
+    story.attach(PolicyCore(Spreading()), attached("spreading"))
+    story.samples(2)
+    assert len(rebalances(story)) == 1
+    story.give_back()
+    story.attach(PolicyCore(Spreading(wants=False)), attached("spreading"))
+    story.lend()
+    story.attach(PolicyCore(Spreading()), attached("spreading"))
+    assert len(rebalances(story)) == 2
+
+
+def test_nothing_is_spread_anew_for_a_lend_that_is_over() -> None:
+    story = Story(plan())
+    story.lend()
+    story.give_back()
+    story.attach(PolicyCore(Spreading()), attached("spreading"))
+    assert rebalances(story) == []
 
 
 # --- requests in mid-cycle

@@ -1,0 +1,1 @@
+"""A seeded queueing model of a run in virtual time: where scheduling policies are judged."""

@@ -1,0 +1,34 @@
+"""What a check found, told so that whoever wrote the policy knows what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the list, and below it, if the check failed, the reasons."""
+
+    check: str
+    passed: bool
+    said: str = ""
+    """What was looked at, or measured."""
+    expected: str = ""
+    happened: str = ""
+    """With the run and the boundary."""
+    where: str = ""
+    """Line of the user's file."""
+    advice: str = ""
+    """What to do."""
+
+    def lines(self) -> Sequence[str]:
+        """As text."""
+        head = f"{'✓' if self.passed else '✗'} {self.check}{f': {self.said}' if self.said else ''}"
+        told = (("expected", self.expected), ("happened", self.happened), ("where", self.where), ("what to do", self.advice))
+        return [head, *(line for label, text in told if text for line in _indented(label, text))]
+
+
+def _indented(label: str, text: str) -> list[str]:
+    first, *rest = text.splitlines()
+    return [f"    {label + ':':12}{first}", *(f"    {'':12}{line}" for line in rest)]
