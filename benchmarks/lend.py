@@ -1,7 +1,9 @@
 """What lending the trainer's device saves: the same run with `static_fully_async` and with a dynamic policy, in turn.
 
-    python -m benchmarks.lend [--pairs 3] [--policy default]
+    python -m benchmarks.lend [--pairs 3] [--policy default+deactivate_ratio=0.6]
+    python -m benchmarks.lend --policy predictive --against default+deactivate_ratio=0.6        two dynamic policies
 
+A policy is written as in benchmarks/regimes.py.
 Same seed, same number of trained samples, start-up excluded (boundary 0 to the end of the run). The best possible ratio is that of swings
 without cost at the rates measured in the static run: with S samples a cycle, r samples/s of the standalone replica, r_h of the hybrid and
 training taking t seconds of it, a lent cycle takes T = (S + r_h t) / (r + r_h), a static one max(S / r, t).
@@ -13,15 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+from benchmarks.queueing.variants import variant
 from benchmarks.runs import Finished, run, scratch
 from bus.entry import Entry
 from bus.events import BoundaryOpened, RunEnded, RunPlanned, StepDone, SwitchDone, SwitchStarted
 
 CONFIG = Path(__file__).parent / "lend.yaml"
 STATIC = "static_fully_async"
+DYNAMIC = "default+deactivate_ratio=0.6"
 SECOND = 1e9
 
 
@@ -82,32 +87,65 @@ def report(name: str, finished: Finished) -> float:
     return wall
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two runs that were made one after the other."""
+
+    base: Finished
+    compared: Finished
+
+    @property
+    def ratio(self) -> float:
+        """Seconds of the policy / seconds of the one it is compared with."""
+        return wall_s(self.compared.entries) / wall_s(self.base.entries)
+
+    @property
+    def swing_share(self) -> float:
+        """A lend and a return of the policy, in cycles of the other run; 0: it did not lend."""
+        swings = swing_seconds(self.compared.entries)
+        pair_s = sum(fmean(seconds) for seconds in swings.values() if seconds)
+        return pair_s * cycles_of(self.base.entries) / wall_s(self.base.entries)
+
+    @property
+    def best_ratio(self) -> float:
+        """What free swings would give, if `base` is the static run."""
+        return best_ratio(wall_s(self.base.entries), training_s(self.base.entries), cycles_of(self.base.entries))
+
+
+def run_pair(number: int, compared: str, against: str, folder: Path) -> Pair:
+    """Every other pair begins with the other policy: a machine that gets slower or faster favours neither."""
+    names = {"base": against, "compared": compared}
+    runs = {}
+    for side in sorted(names, reverse=number % 2 == 1):
+        found = variant(names[side])
+        policy = json.dumps({"name": found.name, "params": found.params})
+        runs[side] = run(CONFIG, f"{side}-{number}", [f"policy={policy}"], folder)
+        report(f"{names[side]} {number}", runs[side])
+    return Pair(runs["base"], runs["compared"])
+
+
 def main() -> None:
     """Prints each run, then the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--policy", default="default")
+    parser.add_argument("--policy", default=DYNAMIC)
+    parser.add_argument("--against", default=STATIC, help="the policy that it is compared with")
     options = parser.parse_args()
     folder = scratch("lend")
-    ratios, shares, best = [], [], []
-    for pair in range(options.pairs):
-        static = run(CONFIG, f"static-{pair}", [f"policy.name={STATIC}"], folder)
-        dynamic = run(CONFIG, f"dynamic-{pair}", [f"policy.name={options.policy}"], folder)
-        static_s, dynamic_s = report(f"{STATIC} {pair}", static), report(f"{options.policy} {pair}", dynamic)
-        cycles = cycles_of(static.entries)
-        swings = swing_seconds(dynamic.entries)
-        ratios.append(dynamic_s / static_s)
-        shares.append((fmean(swings["rollout"]) + fmean(swings["train"])) / (static_s / cycles))
-        best.append(best_ratio(static_s, training_s(static.entries), cycles))
-        print(f"  ratio {ratios[-1]:.3f}, a pair of swings is {shares[-1]:.3f} of a cycle, best possible {best[-1]:.3f}", flush=True)
-    result = {
-        "ratio_median": round(median(ratios), 4),
-        "swing_share": round(median(shares), 4),
-        "best_possible_ratio": round(median(best), 4),
-        "ratios": [round(ratio, 4) for ratio in ratios],
+    pairs = []
+    for number in range(options.pairs):
+        pairs.append(run_pair(number, options.policy, options.against, folder))
+        print(f"  ratio {pairs[-1].ratio:.3f}, a pair of swings is {pairs[-1].swing_share:.3f} of a cycle", flush=True)
+    result: dict[str, object] = {
+        "ratio_median": round(median(pair.ratio for pair in pairs), 4),
+        "swing_share": round(median(pair.swing_share for pair in pairs), 4),
+        "ratios": [round(pair.ratio, 4) for pair in pairs],
         "policy": options.policy,
+        "against": options.against,
         "runs": str(folder),
     }
+    if options.against == STATIC:
+        result["best_possible_ratio"] = round(median(pair.best_ratio for pair in pairs), 4)
     print(json.dumps(result))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, inf, sqrt
+from math import ceil, floor, fsum, inf, sqrt
 
 from policies.normal import positive_part
 
@@ -35,15 +35,15 @@ class Situation:
     """While they are lent."""
     hybrid_speed: float
     """Of a hybrid's place, in terms of a standalone one."""
-    ready: int
-    step_samples: int
+    ready: float
+    step_samples: float
     steps: int
     """Steps to the end of the cycle."""
     step_s: float
     lend_s: float
     """Seconds until the hybrids generate; 0 when they do."""
     return_s: float
-    sd_s: float = 0.0
+    sd_s: float
     """Standard deviation of the seconds of a sample."""
 
 
@@ -65,17 +65,20 @@ class Outcome:
         return self.end_s + price * self.left_s
 
 
+BEFORE = -1.0
+"""When what runs now was taken up."""
+
 Run = tuple[float, float]
 """When a sample is taken up, and when it is done."""
 
 
-def stay(now: Situation) -> Outcome:
+def stay(now: Situation, doubt: float) -> Outcome:
     """The devices stay at home."""
     free = sorted([*now.standalone, *[0.0] * (now.standalone_places - len(now.standalone))])
     runs = [(0.0, seconds) for seconds in now.standalone]
     rest = [*now.waiting, *now.fresh]
     runs += _queue(free, rest)
-    return _train(now, runs, rest[len(runs) - len(now.standalone) :], 0.0, 0)
+    return _train(now, runs, rest[len(runs) - len(now.standalone) :], 0.0, 0, doubt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,8 @@ class Lent:
 def lend(now: Situation) -> Lent:
     """The devices are lent, from now on or from before."""
     slow = 1.0 / now.hybrid_speed
-    home = [(0.0, seconds, seconds) for seconds in now.standalone]
-    away = [(0.0, seconds * slow, seconds) for seconds in now.hybrid]
+    home = [(BEFORE, seconds, seconds) for seconds in now.standalone]
+    away = [(BEFORE, seconds * slow, seconds) for seconds in now.hybrid]
     free_home = sorted([*now.standalone, *[0.0] * (now.standalone_places - len(home))])
     free_away = sorted([*[run[1] for run in away], *[now.lend_s] * (now.hybrid_places - len(away))])
     for seconds in (*now.waiting, *now.fresh):
@@ -114,23 +117,27 @@ def lend(now: Situation) -> Lent:
     return Lent(now, home, away, sorted([run[1] for run in home] + [run[1] for run in away]))
 
 
-def give_back(lent: Lent, count: int) -> Outcome:
+def give_back(lent: Lent, count: int, doubt: float) -> Outcome:
     """The devices go back when `count` samples are ready, or all that can be."""
     now = lent.now
-    lacking = min(count - now.ready, len(lent.done))
+    lacking = min(count - floor(now.ready), len(lent.done))
     cut = max(now.lend_s, lent.done[lacking - 1]) if lacking > 0 else now.lend_s
     runs = [(start, end) for start, end, _ in lent.home if start < cut]
     runs += [(start, end) for start, end, _ in lent.away if end <= cut]
     speed = now.hybrid_speed
     rest = [(end - cut) * speed for start, end, _ in lent.away if start < cut < end]
     # Whoever was not taken up before the cut comes after those who were, in the order of their turns.
-    later = sorted([(start, seconds) for start, end, seconds in lent.home if start >= cut]
-                   + [(start, seconds) for start, end, seconds in lent.away if start >= cut and end > cut])  # fmt: skip
-    rest += [seconds for _, seconds in later]
+    later = [run for run in lent.home if run[0] >= cut] + [run for run in lent.away if run[0] >= cut and run[1] > cut]
+    later.sort(key=_taken_up)
+    rest += [seconds for _, _, seconds in later]
     busy = [end for start, end, _ in lent.home if start < cut < end]
     free = sorted([*busy, *[cut] * (now.standalone_places - len(busy))])
     queued = _queue(free, rest)
-    return _train(now, runs + queued, rest[len(queued) :], cut + now.return_s, count)
+    return _train(now, runs + queued, rest[len(queued) :], cut + now.return_s, count, doubt)
+
+
+def _taken_up(run: tuple[float, float, float]) -> float:
+    return run[0]
 
 
 def _queue(free: list[float], jobs: Sequence[float]) -> list[Run]:
@@ -147,22 +154,26 @@ def _queue(free: list[float], jobs: Sequence[float]) -> list[Run]:
     return runs
 
 
-def _train(now: Situation, runs: list[Run], undone: Sequence[float], home_at: float, give_back_at: int) -> Outcome:
+def _train(now: Situation, runs: list[Run], undone: Sequence[float], home_at: float, give_back_at: int, doubt: float) -> Outcome:
     """The steps of the cycle, each as soon as its samples are ready."""
     done = sorted([end for _, end in runs])
     late, need = -inf, -now.ready
     for step in range(now.steps):
         need += now.step_samples
         if need > 0:
-            last = min(need, len(done))
-            ready_at = inf if need > last and undone else done[last - 1] if last else home_at
-            late = max(late, ready_at - home_at - step * now.step_s)
-    wait = max(late, 0.0)
-    time = home_at + wait + now.steps * now.step_s
-    left = fsum([end - (start if start > time else time) for start, end in runs if end > time]) + fsum(undone)
+            late = max(late, _ready_at(done, ceil(need), bool(undone), home_at) - home_at - step * now.step_s)
     lacking = now.steps * now.step_samples - max(now.ready, give_back_at)
-    if lacking > 0 and now.sd_s and late > -inf and now.standalone_places:
-        sd = now.sd_s * sqrt(lacking) / now.standalone_places
-        more = positive_part(late, sd) - wait if late < inf else 0.0
-        wait, time, left = wait + more, time + more, max(0.0, left - more * min(now.standalone_places, len(done)))
-    return Outcome(give_back_at, time, wait, left)
+    wait = max(late, 0.0)
+    if doubt and lacking > 0 and now.standalone_places and -inf < late < inf:
+        # The lengths still to come are drawn, not known: their sum, shared among the places, spreads so much.
+        wait = positive_part(late, doubt * now.sd_s * sqrt(lacking) / now.standalone_places)
+    end = home_at + wait + now.steps * now.step_s
+    left = [done_at - max(start, end) for start, done_at in runs if done_at > end]
+    return Outcome(give_back_at, end, wait, fsum(left) + fsum(undone))
+
+
+def _ready_at(done: Sequence[float], need: int, some_undone: bool, home_at: float) -> float:
+    """When so many samples more are ready, or, at the end of the data, all that there will be."""
+    if need > len(done) and some_undone:
+        return inf
+    return done[min(need, len(done)) - 1] if done else home_at

@@ -21,7 +21,7 @@ from bus.entry import Entry
 from bus.events import ReplicaAdded, ReplicaLost, RoutesCut, RoutesOpened, RunPlanned, SampleDropped, SampleReady, SampleStarted
 
 NANOSECONDS = 1e9
-FINISHED = 256
+FINISHED = 512
 """Finished samples that are remembered."""
 SHORTEST_S = 1e-3
 """A sample that no place was reckoned for took at least so long."""
@@ -86,9 +86,9 @@ class InFlight:
         return job.worked_s if job.place is None else job.worked_s + max(0, self.now - job.since) / NANOSECONDS
 
     @property
-    def waiting(self) -> list[Job]:
-        """Jobs without a place, the next one first."""
-        return [self.jobs[sample] for sample in self._waiting]
+    def waiting(self) -> list[tuple[int, Job]]:
+        """Samples without a place, the next one first."""
+        return [(sample, self.jobs[sample]) for sample in self._waiting]
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""

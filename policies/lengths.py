@@ -1,8 +1,9 @@
 """How long samples take: a log-normal distribution, estimated from what finished and from how long the others have been worked on.
 
-    ln seconds ~ N(m, d²)      m, d: of the samples that finished last;   then m is moved towards the newest samples as far as these differ
-                               by more than chance (THRESHOLD standard errors). A sample that is not ready yet counts with what it will
-                               take on average, given how long it has taken already: lengths that change show before the long ones end.
+    ln seconds ~ N(m, d²)      m: of the last LONG_RUN samples, moved towards that of the NEWEST as far as the two differ by more than
+                               chance (THRESHOLD standard errors). A sample that is not ready yet counts with what it will take on
+                               average, given how long it has taken already: lengths that change show before the long ones end.
+                               d: of differences between neighbours, so that a mean that moves is not taken for spread.
 
 A forecast needs one length for each sample, not the mean for all: else they would all end at once. Sample i takes the quantile of its own
 number `spread(i)`, of those longer than what it has taken already; numbers in a row are spread evenly, so a forecast has its share of the
@@ -11,18 +12,20 @@ long ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import copysign, exp, fsum, log, sqrt
 
-from policies.in_flight import SHORTEST_S, InFlight
+from policies.in_flight import SHORTEST_S, Finished, InFlight
 from policies.normal import above, exceeded_with, mean_above
 
 LEAST_FINISHED = 8
 """Samples that must have finished before their lengths are believed."""
+LONG_RUN = 256
+"""Started samples whose mean is believed as long as the newest ones agree."""
 NEWEST = 96
 """Started samples that tell of a change."""
-THRESHOLD = 1.5
+THRESHOLD = 0.5
 """Standard errors that are taken for chance."""
 LEAST_SD = 0.1
 """Spread of the logarithm that is always reckoned with."""
@@ -83,24 +86,42 @@ def estimate(in_flight: InFlight) -> Lengths | None:
     finished = in_flight.finished
     if len(finished) < LEAST_FINISHED:
         return None
-    logs = [one.log_s for one in finished]
-    mean = fsum(logs) / len(logs)
-    sd = sqrt(fsum((x - mean) ** 2 for x in logs) / (len(logs) - 1) + LEAST_SD * LEAST_SD)
-    newest = max(max(in_flight.jobs, default=0), max(one.sample for one in finished)) - NEWEST
-    ended = [one.log_s for one in finished if one.sample > newest]
-    running = [log(worked) for sample, job in in_flight.jobs.items() if sample > newest and (worked := in_flight.worked_s(job)) > SHORTEST_S]
-    recent = _censored_mean(ended, running, mean, sd)
-    chance = THRESHOLD * sd / sqrt(max(1.0, len(ended) + WEIGHT_OF_UNFINISHED * len(running)))
-    moved = copysign(max(0.0, abs(recent - mean) - chance), recent - mean)
-    return Lengths(mean + moved, sd)
+    newest = max(max(in_flight.jobs, default=0), max(one.sample for one in finished))
+    running = [(sample, log(worked)) for sample, job in in_flight.jobs.items() if (worked := in_flight.worked_s(job)) > SHORTEST_S]
+    sd = _spread_of(finished, newest - NEWEST)
+    first = fsum(one.log_s for one in finished) / len(finished)
+    long_run, _ = _censored_mean(finished, running, newest - LONG_RUN, first, sd)
+    recent, told = _censored_mean(finished, running, newest - NEWEST, long_run, sd)
+    chance = THRESHOLD * sd / sqrt(max(1.0, told))
+    return Lengths(long_run + copysign(max(0.0, abs(recent - long_run) - chance), recent - long_run), sd)
 
 
-def _censored_mean(ended: Sequence[float], running: Sequence[float], mean: float, sd: float) -> float:
-    """Mean of the logarithms, those of `running` known only to be larger."""
-    count = len(ended) + len(running)
+def _spread_of(finished: Iterable[Finished], newest: int) -> float:
+    """Standard deviation of the logarithms, from the differences of samples next to each other: a mean that moves does not count as spread.
+
+    Of the newest samples the short ones have finished, so they say little about it.
+    """
+    by_sample = sorted((one.sample, one.log_s) for one in finished)
+    logs = [log_s for sample, log_s in by_sample if sample <= newest]
+    if len(logs) < LEAST_FINISHED:
+        logs = [log_s for _, log_s in by_sample]
+    squares = fsum([(logs[index] - logs[index - 1]) ** 2 for index in range(1, len(logs))])
+    return sqrt(squares / (2 * (len(logs) - 1)) + LEAST_SD * LEAST_SD)
+
+
+def _censored_mean(
+    finished: Iterable[Finished], running: Sequence[tuple[int, float]], after: int, mean: float, sd: float
+) -> tuple[float, float]:
+    """Mean of the logarithms of the samples after number `after`, and how many finished samples it is worth.
+
+    Those of running samples are known only to be larger than what they have reached.
+    """
+    ended = [one.log_s for one in finished if one.sample > after]
+    reached = [x for sample, x in running if sample > after]
+    count = len(ended) + len(reached)
     if not count:
-        return mean
+        return mean, 0.0
     total, found = fsum(ended), mean
     for _ in range(ROUNDS):
-        found = (total + fsum(found + sd * mean_above((x - found) / sd) for x in running)) / count
-    return found
+        found = (total + fsum([found + sd * mean_above((x - found) / sd) for x in reached])) / count
+    return found, len(ended) + WEIGHT_OF_UNFINISHED * len(reached)

@@ -1,6 +1,6 @@
 """What every policy sees of a run: one fold of the log, so that a policy is a page.
 
-    log ──▶ books (samples) + in flight (how far) + swings (devices, costs) + waits of the cycle + boundary ──▶ ScheduleView ──▶ Policy.verdict
+    log ──▶ books (samples) + in flight (how far) + swings (devices, costs) + waits + boundary ──▶ ScheduleView ──▶ Policy.verdict
 
     boundary v:  StepDone(is_boundary) ──▶ open ──▶ decided by the first of SwitchRequested(answers=v), DeadlineMissed(verdict:v),
                  (v = 0: BoundaryOpened)            SwitchStarted(answers=v), TrainGranted(v), or by a SettingChanged: nobody is asked
@@ -102,6 +102,8 @@ class ScheduleView:
         """Samples that each finished step of this cycle lacked when it asked."""
         self.train_s: deque[float] = deque(maxlen=RECENT)
         """Seconds of training of the newest steps."""
+        self.step_s: deque[float] = deque(maxlen=RECENT)
+        """The same with reading the samples: all of the newest steps but waiting for their batch."""
         self.ended = False
         self._asked = (0, 0)
         self._cycle_over = False
@@ -182,6 +184,7 @@ class ScheduleView:
         self.wait_n.append(lacking if step == event.step else 0)
         if "train" in event.seconds:
             self.train_s.append(event.seconds["train"])
+            self.step_s.append(event.seconds["train"] + event.seconds.get("load", 0.0))
         if event.is_boundary:
             self._cycle_over = True
             if not self.books.last_step_done:

@@ -18,6 +18,7 @@ import typer
 
 from bus.errors import CodecError, ConfigError
 from bus.events import KINDS
+from bus.fields import fields_text
 from bus.recording import Recording, Row
 from bus.requests import REPLICA_PREFIX
 from replay.pattern import check_kind
@@ -140,7 +141,7 @@ def _fields(row: Row) -> str:
         event = row.entry().event
     except CodecError as error:
         return f"?? {error}"
-    return " ".join(f"{name}={value!r}" for name, value in event)
+    return fields_text(event)
 
 
 def json_of(row: Row) -> dict[str, object]:

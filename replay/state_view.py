@@ -264,7 +264,7 @@ def _policy(core: PolicyCore) -> list[Line]:
     ]
 
 
-_SHOWN = ("_name", "_params")
+_SHOWN = ("_name", "_params", "_source", "name", "params")
 
 
 def _settings(values: dict[str, object] | object) -> str:

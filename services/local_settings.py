@@ -30,7 +30,8 @@ def check_local(settings: Sequence[str]) -> None:
             continue
         raise ConfigError(
             f"--set {setting}: a run goes on as it was planned, for its log must stay what the settings lead to; those that may change "
-            f"are {', '.join(f'{section}*' for section in FREE)}, {', '.join(PLACES)} and {UNPINNED}. For other settings begin a new run"
+            f"are {', '.join(f'{section}*' for section in FREE)}, {', '.join(PLACES)} and {UNPINNED}. "
+            "What `swingshift set RUN` lists can change once it goes on; for other settings begin a new run"
         )
 
 

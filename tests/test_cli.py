@@ -137,7 +137,17 @@ def imported_by(arguments: Sequence[str]) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["serve", "--help"], ["policy", "--help"], ["policy", "check", "--help"], ["replay", "--help"], []],
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["serve", "--help"],
+        ["policy", "--help"],
+        ["policy", "check", "--help"],
+        ["policy", "swap", "--help"],
+        ["set", "--help"],
+        ["replay", "--help"],
+        [],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert imported_by(arguments) & {"torch", "transformers", "redis", "numpy", "yaml", "ray", "bus", "policies"} == set()
@@ -145,7 +155,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 def test_help_names_every_command() -> None:
     text = swingshift("--help")
-    for command in ("run", "plan", "serve", "status", "tail", "stop", "runs", "policy", "replay"):
+    for command in ("run", "plan", "serve", "status", "tail", "stop", "set", "runs", "policy", "replay"):
         assert f" {command} " in text
 
 
@@ -278,6 +288,13 @@ def test_a_run_whose_supervisor_is_killed_leaves_nobody_behind(running: Running)
 def test_the_operator_can_stop_a_run_and_look_at_it(running: Running) -> None:
     assert "running" in swingshift("status", str(running.folder))
     assert "StepDone" in swingshift("tail", str(running.folder), "--kind", "StepDone", "-n", "2")
+    said = swingshift("set", str(running.folder), "staleness_threshold=1", "rollout.filter_groups=true")
+    assert "async_training.staleness_threshold: 0.5 -> 1.0 from entry" in said
+    running.wait_for("SampleDropped", 20)  # nothing is learnt from answers without a reward: all of them are dropped
+    assert "filter_groups: true -> false" in swingshift("set", str(running.folder), "filter_groups=false")
+    running.wait_for("StepDone", kinds(running.folder).count("StepDone") + 5)
+    assert "staleness_threshold 1.0, filter_groups false" in swingshift("status", str(running.folder))
+    assert "cannot change on a live run" in swingshift("set", str(running.folder), "rollout.n=3", status=2)
     assert "asked to stop" in swingshift("stop", str(running.folder))
     assert running.end()[0] == 0
 

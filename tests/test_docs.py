@@ -83,19 +83,32 @@ class Reader:
         (folder / "tests").symlink_to(ROOT / "tests")
 
     def follow(self, command: str) -> None:
-        """Runs a command. What serves goes on in the background; everything else has to end well."""
+        """Runs a command. What serves, or ends with `&`, goes on in the background; everything else has to end well."""
         words = [self._fill_in(word) for word in shlex.split(command, comments=True)]
+        goes_on = words[-1] == "&"
         assert words[0].startswith(".venv/bin/")
         program = Path(words[0]).name
         start = [sys.executable, "-m", "swingshift"] if program == "swingshift" else [sys.executable]
+        arguments = words[1:-1] if goes_on else words[1:]
         process = subprocess.Popen(
-            [*start, *words[1:]], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            [*start, *arguments], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             env=QUIET | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        if words[1:2] == ["serve"]:
+        if goes_on:
+            self._wait_until_it_runs(process)
+        if goes_on or words[1:2] == ["serve"]:
             self._serving.append(process)
         else:
             self._expect_success(command, process)
+
+    def _wait_until_it_runs(self, process: subprocess.Popen[str]) -> None:
+        """A reader types the next command when this one says that something happens."""
+        assert process.stdout is not None
+        said = ""
+        while "decides from here on" not in said:
+            line = process.stdout.readline()
+            assert line, f"it ended before it ran:\n{said}"
+            said += line
 
     def _fill_in(self, word: str) -> str:
         shared = "redis://:PASSWORD@HOST:6379"

@@ -8,7 +8,8 @@
 What the cores decide takes no time, and everything that follows from an entry happens before the next timer. The trainer leaves and comes
 back at once; waking the hybrid takes activate_seconds, putting it to sleep deactivate_seconds, so these are the seconds of the swings. A
 publication takes sync_seconds, in which neither the trainer nor the standalone replica does anything else. Boundary 0 opens at second 0.
-Policies see no generation requests, so there are none. Prompts do not end before the run.
+Policies see no generation requests, so there are none. Prompts do not end before the run. That a run with the real rollouter takes the
+very same seconds is tested (tests/policies/whole_run.py).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from bus.events import (
     SleepRequested,
     StepDone,
     SwitchDone,
+    SwitchRejected,
     SwitchRequested,
     SwitchStarted,
     WakeRequested,
@@ -66,7 +68,7 @@ NANOSECONDS = 1e9
 BLOB = BlobRef(name="sample", num_bytes=1, digest="")
 NO_LIMIT_S = 1e7
 """Longest lend, when the policy names none."""
-FREEING = frozenset[type[Event]]({SampleReady, WeightsPublished, RoutesOpened, RoutesCut})
+FREEING = frozenset[type[Event]]({WeightsPublished, RoutesOpened, RoutesCut})
 """What makes room for samples, in a slot or under the staleness limit."""
 MOST_S = 1e7
 """A run that lasts longer never ends."""
@@ -190,6 +192,8 @@ class _Run:
             self._now = self._slots.next_ready_at
             self._check_end()
             sample, version = self._slots.finish(), self._trainer.books.version
+            # Its place is free at once; it is ready only when it is scored.
+            self._generate(unscored=1)
             oldest = self._trainer.books.in_flight[sample]
             self._say("rollouter", SampleReady(
                 sample=sample, num_tokens=1, oldest_version=oldest, newest_version=version, mean_reward=0.0, blob=BLOB,
@@ -213,12 +217,12 @@ class _Run:
 
     # --- the rollouter -----------------------------------------------------------------------------------------------------------
 
-    def _generate(self) -> None:
+    def _generate(self, unscored: int = 0) -> None:
         """Fills free slots, as the rollouter does on an entry, before it reads what others decided on it."""
         books = self._trainer.books
         if books.version < 0 or books.last_step_done:
             return
-        room = books.limit - self._slots.in_flight - len(books.ready) - books.used_since_publication
+        room = books.limit - self._slots.in_flight - unscored - len(books.ready) - books.used_since_publication
         for placed in self._slots.fill(self._now, room):
             self._say_placed(placed, books.version)
             room -= placed.is_new
@@ -249,6 +253,8 @@ class _Run:
             case SleepRequested(swing=swing):
                 seconds = self._regime.deactivate_seconds
                 self._say_in(seconds, f"replica:{HYBRID}", ReplicaAsleep(replica=HYBRID, swing=swing, seconds=seconds))
+            case WeightsPublished():
+                self._slots.update(self._now)
             case SwitchDone() | SwitchRequested(amends=int()):
                 self._watch_lend()
             case event:
@@ -277,9 +283,10 @@ class _Run:
                 self._ended_at = self._now
             case BoundaryOpened():
                 assert self._now == 0.0, "boundary 0 opens at second 0"
+            case SwitchRejected():
+                self._rejected += 1
             case _:
-                if event.kind == "SwitchRejected":
-                    self._rejected += 1
+                pass
 
     # --- the trainer -------------------------------------------------------------------------------------------------------------
 

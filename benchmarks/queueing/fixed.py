@@ -82,6 +82,7 @@ class _Run:
         self._slots.delay(self._regime.sync_seconds)
         self.now += self._regime.sync_seconds
         self._used = 0
+        self._slots.update(self.now)
         self._fill()
 
     def _wait_for(self, ready: int) -> None:

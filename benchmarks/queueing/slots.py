@@ -1,13 +1,14 @@
 """Samples in flight: on the slots of the two replicas, or waiting for one.
 
 fresh ─▶ standalone | hybrid slot ─▶ ready            standalone: 1 replica, always there; hybrid: 1 replica, while its routes are open
-             ▲           └─cut─▶ waiting ─┐           a waiting sample keeps its progress and needs move_seconds more
+             ▲           └─cut─▶ waiting ─┐           a sample keeps its progress; on another replica it needs move_seconds more
              └────────────────────────────┘
 
 What the regimes leave open is decided as the rollouter decides it: a new sample is started only when a slot is free and the staleness limit
 has room; samples that were moved are served first, in the order in which they were routed; the replica with the smaller share of its slots
 taken gets the next one, ties alternate. Running samples are not moved when a hybrid wakes: the speed does not depend on the load, so it
-would only cost. While weights are published no replica generates: what runs is delayed by that time.
+would only cost. While weights are published no replica generates: what runs is delayed by that time, and as new weights end each request,
+what waited meanwhile comes first; who goes on where it was pays nothing. A hybrid that slept has forgotten all: who comes back to it pays.
 """
 
 from __future__ import annotations
@@ -73,15 +74,14 @@ class Slots:
         while self._load[STANDALONE] < self._capacity[STANDALONE] or self._load[HYBRID] < self._capacity[HYBRID]:
             if self._waiting:
                 sample, seconds, left = self._waiting.popleft()
-                replica = self._choose()
-                moved = replica != left
-                placed.append(Placed(sample, replica, False, left if moved else ""))
-                seconds += self._move_s
+                replica = self._choose(stay=left == STANDALONE)
+                placed.append(Placed(sample, replica, False, left if replica != left else ""))
+                seconds += 0.0 if replica == left == STANDALONE else self._move_s
             elif room > 0:
                 sample = self.started
                 self.started += 1
                 room -= 1
-                replica = self._choose()
+                replica = self._choose(stay=False)
                 placed.append(Placed(sample, replica, True))
                 seconds = self._lengths[sample]
             else:
@@ -89,9 +89,9 @@ class Slots:
             self._run(sample, now + seconds, replica)
         return placed
 
-    def _choose(self) -> str:
+    def _choose(self, stay: bool) -> str:
         load, capacity = self._load, self._capacity
-        if load[HYBRID] >= capacity[HYBRID]:
+        if load[HYBRID] >= capacity[HYBRID] or (stay and load[STANDALONE] < capacity[STANDALONE]):
             return STANDALONE
         if load[STANDALONE] >= capacity[STANDALONE]:
             return HYBRID
@@ -112,13 +112,22 @@ class Slots:
 
     def cut_hybrid(self, now: float) -> None:
         """The hybrid gives up what it runs."""
-        self._capacity[HYBRID] = self._load[HYBRID] = 0
-        leaving = [(self._order[sample], sample, -at - now) for at, sample, replica in self._running if replica == HYBRID]
-        self._running = [item for item in self._running if item[2] != HYBRID]
-        for _, sample, seconds in sorted(leaving):
-            self._waiting.append((sample, seconds, HYBRID))
+        self._capacity[HYBRID] = 0
+        self._leave(HYBRID, now)
 
     def delay(self, seconds: float) -> None:
-        """Nothing is generated for so long; then what runs goes on where it is, each as a request of its own."""
-        self._routed += len(self._running)
+        """Nothing is generated for so long."""
         self._running = [(at - seconds, sample, replica) for at, sample, replica in self._running]
+
+    def update(self, now: float) -> None:
+        """The standalone replica takes new weights: what it runs goes on as a new request each, behind what waits."""
+        if self._waiting:
+            self._leave(STANDALONE, now)
+        else:
+            self._routed += self._load[STANDALONE]
+
+    def _leave(self, replica: str, now: float) -> None:
+        leaving = [(self._order[sample], sample, -at - now) for at, sample, where in self._running if where == replica]
+        self._running = [item for item in self._running if item[2] != replica]
+        self._load[replica] = 0
+        self._waiting += [(sample, seconds, replica) for _, sample, seconds in sorted(leaving)]

@@ -202,7 +202,7 @@ def _add_looks(app: typer.Typer) -> None:
     def set_settings(
         run: Named,
         assignments: Annotated[
-            list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, values in YAML; none: list those that can change.")
+            list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, values in YAML; none: list those that can change.")
         ] = None,
         redis: Redis = None,
         runs: Runs = RUNS,

@@ -14,7 +14,7 @@ import typer
 from bus.errors import ConfigError, SwingshiftError
 from bus.events import PolicyRefused, PolicyRequested
 from bus.redis_log import RedisLog
-from services.cli.mistakes import mistakes_explained
+from services.cli.mistakes import INTERRUPTED, mistakes_explained
 from services.cli.policy_requests import detach_request, policy_settings, promote_request, rollback_request, shadow_request, swap_request
 from services.cli.policy_state import PolicyState, catch_up, read_state
 from services.cli.screen import TerminalScreen
@@ -101,7 +101,12 @@ def _ask(place: Place, url: str, found: FoundRun, request: PolicyRequested, scre
         if not place.wait_s:
             typer.echo(f"run {found.run}: asked (entry {position}); `swingshift policy status {place.named}` shows what comes of it")
             return None
-        outcome = wait_for(log, position, request, place.wait_s, lambda waited: _say_waiting(screen, request, waited, place.wait_s))
+        try:
+            outcome = wait_for(log, position, request, place.wait_s, lambda waited: _say_waiting(screen, request, waited, place.wait_s))
+        except KeyboardInterrupt:
+            screen.end()
+            typer.echo(f"no longer waited for; the request stays (entry {position}): `swingshift policy status {place.named}` shows it")
+            raise typer.Exit(INTERRUPTED) from None
     if outcome is None:
         raise SwingshiftError(
             f"nothing came of entry {position} within {place.wait_s:g} s: maybe nobody is there who keeps this run's policies (its "

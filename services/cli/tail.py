@@ -13,6 +13,7 @@ import typer
 from bus.entry import Entry
 from bus.errors import ConfigError
 from bus.events import KINDS, RunEnded
+from bus.fields import fields_text
 from policies.registry import nearest
 from services.cli.mistakes import mistakes_explained
 from services.cli.source import Source, find, open_source
@@ -78,5 +79,5 @@ def line_of(entry: Entry) -> str:
     """Position, time, source/epoch, cause, kind and fields; a decision has a `*`."""
     moment = datetime.fromtimestamp(entry.at / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
     mark = "*" if entry.derived else " "
-    fields = " ".join(f"{name}={value!r}" for name, value in entry.event)
-    return f"{entry.position:>7} {moment} {f'{entry.source}/{entry.epoch}':<16} {entry.cause:>7} {mark}{entry.event.kind} {fields}"
+    place = f"{entry.position:>7} {moment} {f'{entry.source}/{entry.epoch}':<16} {entry.cause:>7}"
+    return f"{place} {mark}{entry.event.kind} {fields_text(entry.event)}"

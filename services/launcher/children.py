@@ -50,6 +50,8 @@ class Kept(Child):
     """Newest boundary that it answered."""
     leaves: bool = False
     """It is to end by itself, and not to come back."""
+    spoke: bool = False
+    """This incarnation has decided something."""
     hangs: bool = False
     """It was killed because it did."""
 

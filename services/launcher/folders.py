@@ -2,7 +2,7 @@
 
 runs/RUN/   config.yaml  run.json  summary.json   server/ (embedded: redis.url while it runs)   logs/SERVICE.log
             the recording: events.sqlite  payloads.sqlite  weights/ (initial/ and its description)  checkpoints/
-            code/ (the user's own reward, lock file, versions)
+            code/ (the user's own reward, lock file, versions)   policies/ (what candidates say while they are tried)
 runs/.models/   built-in models after their warm start
 """
 

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 HANG_S = 1.0
 """After its deadline, how long a policy may be silent before it is taken for hanging."""
+RECOVERIES = 4
+"""So many times `candidate_s`, one that was restarted may be silent before it is taken for hanging."""
 LEAVING_S = 5.0
 """How long one that was replaced, or is to end, may take to end by itself."""
 VERDICT = "verdict:"
@@ -98,12 +100,12 @@ class Keeper:
         """Exits, hanging ones, restarts that are due, requests that are open."""
         self._leaving = [(handle, kill_at) for handle, kill_at in self._leaving if not self._has_left(handle, kill_at)]
         self._trials.look()
-        for child in list(self.children.values()):
-            self._look_after(child)
         if not self.ended:
             active = self.children.get(SOURCE)
             is_starting = active is not None and active.handle is not None and not active.epoch
             self._trials.carry_out(self._detach, may_replace=not is_starting)
+        for child in list(self.children.values()):
+            self._look_after(child)
 
     # --- the log -----------------------------------------------------------------------------------------------------------------
 
@@ -167,12 +169,14 @@ class Keeper:
             self.children.pop(child.spec.source, None)
 
     def _heard(self, child: Kept, epoch: int) -> None:
-        if child.epoch == epoch and not child.leaves:
-            child.suspect_at = None
+        if child.epoch == epoch:
+            child.spoke = True
+            child.suspect_at = child.suspect_at if child.leaves else None
 
     def _suspect(self, child: Kept | None) -> None:
         if child is not None and child.epoch and child.suspect_at is None:
-            child.suspect_at = self._clock() + HANG_S
+            # One that has not decided anything yet may still be reading a long log.
+            child.suspect_at = self._clock() + (HANG_S if child.spoke else RECOVERIES * self._config.candidate_s)
 
     def _decided(self, version: int) -> None:
         """A boundary was decided: shadows that were there answer it, too."""
@@ -199,7 +203,7 @@ class Keeper:
 
     def _spawn(self, child: Kept) -> None:
         child.spawned(self._launcher.spawn(child.spec), self._clock())
-        child.suspect_at, child.hangs = None, False
+        child.suspect_at, child.hangs, child.spoke = None, False, False
 
     def _has_left(self, handle: Handle, kill_at: float) -> bool:
         if handle.poll() is not None:
@@ -234,7 +238,7 @@ class Keeper:
             return
         delay = None if code == MISTAKEN or child.leaves else child.restarts.delay_s(self._clock() - child.spawned_at)
         how = how_it_ended(self._place, child.spec.log_name, code)
-        detail = f"it said nothing for {HANG_S:g} s after a boundary's deadline and was killed: {how}" if child.hangs else how
+        detail = f"it let a boundary's deadline pass, said nothing after it, and was killed: {how}" if child.hangs else how
         logger.warning("policy ended: source=%s epoch=%d detail=%s restart_in_s=%s", source, child.epoch, detail, delay)
         self._say_lost(child, restarting=delay is not None, detail=detail)
         if delay is not None:

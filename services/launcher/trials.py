@@ -106,7 +106,7 @@ class Trials:
 
         `detach` lets a shadow go, by its label, and says why it cannot.
         """
-        waits = {trial.asked.action == "shadow" for trial in self.by_source.values()}
+        waits = {trial.asked.action == "shadow" for trial in self.by_source.values()} | (set() if may_replace else {False})
         for position, asked in list(self._roster.open.items()):
             is_shadow = asked.action == "shadow"
             if position in self._begun:
@@ -117,11 +117,11 @@ class Trials:
                 if fault:
                     self._refuse(position, asked, "attach", fault)
             elif is_shadow not in waits:
-                waits.add(is_shadow)
-                if is_shadow or may_replace:
-                    self._try(position, asked)
+                self._try(position, asked)
+                waits |= {trial.asked.action == "shadow" for trial in self.by_source.values()}
 
     def _try(self, position: int, asked: PolicyRequested) -> None:
+        """Starts a candidate, or says why there is none."""
         try:
             label = self._label_for(asked)
         except ConfigError as error:

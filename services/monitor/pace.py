@@ -6,7 +6,8 @@ Speeds are taken on the rollouter's clock alone, of each sample that a slot was 
 
 A sample that becomes ready was made over all the time since it was started: of one that was in flight for 30 s, and for 20 of them while
 the hybrids were open, 2/3 was made together. (Counted where it becomes ready, it would be the merit of those who only finished it.)
-What was never seen is unknown, and stays so: nothing is taken from how many replicas there are.
+What was never seen is unknown, and stays so: nothing is taken from how many replicas there are. What was seen long ago counts until it is
+seen again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from services.monitor.cycle_model import Flow, Pace
 from services.monitor.run_clock import NANOSECONDS
 
 KEPT_CYCLES = 8
-"""Newest cycles that the rates are taken over, the running one not counted."""
+"""Newest cycles that a speed is taken over, of those that had any; the running one is not counted."""
 ROLLOUTER = "rollouter"
 
 
@@ -42,6 +43,11 @@ class _Parts:
         self.cycles: deque[_Made] = deque([_Made()], maxlen=KEPT_CYCLES + 1)
         self.passed = 0
         """Nanoseconds in all, with samples in flight."""
+
+    def turn(self) -> None:
+        """A cycle without any says nothing, and pushes none out that does."""
+        if self.cycles[-1].served:
+            self.cycles.append(_Made())
 
     @property
     def speed(self) -> float:
@@ -97,8 +103,8 @@ class PaceFold:
 
     def end_cycle(self) -> None:
         """Turns the page."""
-        self._alone.cycles.append(_Made())
-        self._together.cycles.append(_Made())
+        self._alone.turn()
+        self._together.turn()
 
     def known(self) -> Pace | None:
         """The numbers; None while one of them was never measured, see `missing`."""

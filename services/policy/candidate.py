@@ -58,14 +58,13 @@ class Choice:
 class Candidate:
     """Follows the log until it has caught up; `caught` then gives the shell the core."""
 
-    def __init__(self, context: ServiceContext, choice: Choice, trial: Trial, snapshots: Snapshots) -> None:
+    def __init__(self, context: ServiceContext, choice: Choice, core: PolicyCore, trial: Trial, snapshots: Snapshots) -> None:
         self._context = context
         self._choice = choice
         self._trial = trial
         self._snapshots = snapshots
         self._history: History = context.open_history()
-        self._newcomer = Newcomer(choice.make(), self._try_out)
-        self._slowest_s = context.plan.deadlines.verdict_s
+        self._newcomer = Newcomer(core, self._try_out)
 
     @property
     def core(self) -> PolicyCore:
@@ -151,8 +150,10 @@ class Candidate:
         began = time.monotonic()
         answer_in_trial(core)
         seconds = time.monotonic() - began
-        if seconds > self._slowest_s:
-            self._fail(f"its answer to boundary {core.view.boundary} took {seconds:.1f} s, deadlines.verdict_s is {self._slowest_s:g}")
+        plan, boundary = core.view.books.plan, core.view.boundary
+        if plan is not None and boundary is not None and seconds > plan.deadlines.verdict_s:
+            limit_s = plan.deadlines.verdict_s
+            self._fail(f"its answer to boundary {boundary.version} took {seconds:.1f} s, deadlines.verdict_s is {limit_s:g}")
         self._trial.at("warm_up", self._newcomer.position)
 
     def _try_out_now(self) -> None:

@@ -16,6 +16,7 @@ from bus.entry import Entry
 from bus.errors import ConfigError, Fenced
 from bus.events import Event, PolicyAttached, PolicyDetached, PolicyRequested, Value
 from bus.snapshot_table import core_code
+from policies.protocol import Policy
 from services.context import ServiceContext
 from services.policy.candidate import Candidate, Choice, Ended
 from services.policy.core import Mode, PolicyCore, label_of
@@ -49,8 +50,8 @@ def main(context: ServiceContext) -> None:
     if context.candidate:
         _try(context, chosen)
     else:
-        context, attached = _introduced(context, chosen)
         core = _core(context, chosen)
+        context, attached = _introduced(context, chosen, core.policy)
         Shell(context, core, Watch(context, attached), attached).run()
 
 
@@ -67,9 +68,8 @@ def chosen_policy(context: ServiceContext) -> Chosen:
     return Chosen(event.name, event.params, event.source, event.label if event.action == "promote" else "")
 
 
-def _introduced(context: ServiceContext, chosen: Chosen) -> tuple[ServiceContext, PolicyAttached]:
+def _introduced(context: ServiceContext, chosen: Chosen, policy: Policy) -> tuple[ServiceContext, PolicyAttached]:
     """The context with the code of this policy, and the policy's first word. Raises ConfigError."""
-    policy = make_policy(chosen.name, chosen.params, chosen.source)
     context = replace(context, code=policy_code(chosen.name, chosen.source))
     attached = PolicyAttached(
         name=policy.name,
@@ -92,12 +92,13 @@ def _try(context: ServiceContext, chosen: Chosen) -> None:
     """Becomes the policy once it has caught up; else says why not. Raises ConfigError, LogError, ServerError."""
     trial = Trial(context.folder, context.request)
     try:
-        context, attached = _introduced(context, chosen)
+        core = _core(context, chosen)
+        context, attached = _introduced(context, chosen, core.policy)
     except ConfigError as error:
         trial.fails(str(error))
         raise
     with closing(Snapshots(context, context.source, core_code(context.code, attached))) as snapshots:
-        candidate = Candidate(context, Choice(lambda: _core(context, chosen), chosen.name), trial, snapshots)
+        candidate = Candidate(context, Choice(lambda: _core(context, chosen), chosen.name), core, trial, snapshots)
         try:
             candidate.catch_up()
         except Ended:

@@ -46,15 +46,35 @@ _RUNNING: WeakKeyDictionary[VerlPolicy, _Running] = WeakKeyDictionary()
 """Not an attribute of the policy, for it is no part of its state: what is frozen and thawed is plain data."""
 
 
+class _Text:
+    """The file's text; one that looks at the policy's state wants no more of it than that it is there."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"{len(self.text)} characters"
+
+
+class _Moments:
+    """What the file has been told of, in order: one a boundary and one a lend, so the plan's steps bound them."""
+
+    def __init__(self) -> None:
+        self.passed: list[Boundary | Lent] = []
+
+    def __repr__(self) -> str:
+        boundaries = sum(isinstance(moment, Boundary) for moment in self.passed)
+        return f"{boundaries} boundaries and {len(self.passed) - boundaries} lends"
+
+
 class VerlPolicy:
     """A `policies.protocol.Policy`. Its questions raise PolicyFailed where the file raises, is late, or ends."""
 
-    def __init__(self, name: str, source: str, params: Mapping[str, Value], settings: Mapping[str, Value]) -> None:
+    def __init__(self, name: str, source: str, params: Mapping[str, Value]) -> None:
         self._name = name
-        self._source = source
         self._params = dict(params)
-        self._settings = dict(settings)
-        self._moments: list[Boundary | Lent] = []
+        self._file = _Text(source)
+        self._moments = _Moments()
         self._lend = 0
         """The lend for which it has said when the devices are to go back; 0: none."""
         self._give_back_at = 0
@@ -77,8 +97,9 @@ class VerlPolicy:
             "buffer": float(moment.buffer),
             "deactivation_s": moment.deactivation_s,
         }
-        reason = "should_activate_after_step" if lends else "should_not_activate_after_step"
-        return Verdict("rollout" if lends else "train", self._expected_number(view), reason, evidence)
+        if not lends:
+            return Verdict("train", 0, "should_activate_after_step said no", evidence)
+        return Verdict("rollout", self._expected_number(view), "should_activate_after_step said yes", evidence)
 
     def give_back_at(self, view: ScheduleView) -> int:
         lend = view.swings.lend
@@ -90,7 +111,7 @@ class VerlPolicy:
         running = self._running(view)
         running.ahead = None
         running.told += 1
-        self._moments.append(moment)
+        self._moments.passed.append(moment)
 
     def lent(self, view: ScheduleView) -> None:
         lend, plan = view.swings.lend, view.books.plan
@@ -103,7 +124,7 @@ class VerlPolicy:
         moment = Lent(view.swings.this_cycle.activation_s, plan.enable_rebalance)
         self._rebalance, wanted = running.calls.lent(moment)
         running.told += 1
-        self._moments.append(moment)
+        self._moments.passed.append(moment)
         self._lend = lend.swing
         self._give_back_at = view.shape.required_samples if wanted is None else wanted
 
@@ -143,20 +164,20 @@ class VerlPolicy:
     def _running(self, view: ScheduleView) -> _Running:
         running = _RUNNING.get(self)
         if running is None:
-            running = _RUNNING[self] = _Running(start(self._name, self._source))
+            running = _RUNNING[self] = _Running(start(self._name, self._file.text))
         if not running.begun:
             running.begun = True
             running.calls.made(self._made(view))
-        while running.told < len(self._moments):
-            running.calls.again(self._moments[running.told])
+        while running.told < len(self._moments.passed):
+            running.calls.again(self._moments.passed[running.told])
             running.told += 1
         return running
 
     def _made(self, view: ScheduleView) -> Made:
         shape = view.shape
-        only_hybrid = self._settings.get(ONLY_HYBRID)
+        only_hybrid = self._params.get(ONLY_HYBRID)
         only_hybrid = shape.only_hybrid if only_hybrid is None else bool(only_hybrid)
-        settings = {key: only_hybrid if key == ONLY_HYBRID else value for key, value in self._settings.items()}
+        settings = {key: only_hybrid if key == ONLY_HYBRID else value for key, value in self._params.items()}
         return Made(tuple(settings.items()), shape.required_samples, shape.trigger_parameter_sync_step, only_hybrid)
 
     def keep(self, process: VerlProcess) -> None:

@@ -11,7 +11,6 @@ order, with this context.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -87,29 +86,24 @@ class VerlCalls:
             "last_activate_duration_s": 0.0,
             "last_deactivate_duration_s": moment.deactivation_s,
         }
-        self._tell(changes)
-        return cast(bool, self._process.ask("activate", moment.version, False))
+        return cast(bool, self._process.ask("activate", moment.version, False, changes))
 
     def peek(self, seconds: float) -> int | None:
         """For how many ready samples would it want devices back that are lent now, in so many seconds? None: for none. Changes nothing."""
-        changes = {"last_activate_duration_s": seconds}
-        return cast("int | None", self._process.ask("peek", self._version, changes, self._to_update))
+        return cast("int | None", self._process.ask("peek", self._version, seconds, self._to_update))
 
     def lent(self, moment: Lent) -> tuple[bool, int | None]:
         """Are the requests to be spread anew? And for how many ready samples does it want the devices back (None: not at all)?"""
         rebalance = moment.rebalances and cast(bool, self._process.ask("rebalance", self._version))
-        if self._to_update:
-            self._tell({"last_activate_duration_s": moment.seconds})
-            self.finish()
+        self.finish(moment.seconds)
         self._steps_begun += 1
         return rebalance, cast("int | None", self._process.ask("begin_step", self._version, True))
 
-    def finish(self) -> None:
-        """The newest boundary is over: its update, if that was not called yet."""
+    def finish(self, activation_s: float = 0.0) -> None:
+        """The newest boundary is over: its update, if that was not called yet. `activation_s`: seconds of the lend that it led to."""
         if self._to_update:
             self._to_update = False
-            self._process.ask("update", self._version)
-            self._tell({"last_activate_duration_s": 0.0, "last_deactivate_duration_s": 0.0})
+            self._process.ask("update", self._version, activation_s)
 
     @property
     def ratio(self) -> float | None:
@@ -122,6 +116,3 @@ class VerlCalls:
             self.boundary(moment)
         else:
             self.lent(moment)
-
-    def _tell(self, changes: Mapping[str, object]) -> None:
-        self._process.ask("told", changes)

@@ -27,6 +27,7 @@ from typing import SupportsInt, cast
 import msgpack
 
 from services.policy import verl_names
+from services.policy.verl_builtins import MODULES
 from services.policy.verl_names import REGISTERED, DynamicScheduleContext, DynamicSchedulePolicyBase, Kind, Rollouter
 
 OK, FAILED = "ok", "failed"
@@ -106,8 +107,10 @@ class Runner:
             return None
         return _whole(self._made.deactivate_wait_samples(self._seen))
 
-    def activate(self, global_steps: int, active: bool) -> bool:
-        """A cycle is over: are the devices to be lent?"""
+    def activate(self, global_steps: int, active: bool, changes: Mapping[str, object]) -> bool:
+        """A cycle is over: are the devices to be lent? `changes`: what is new in the context."""
+        for name, value in changes.items():
+            setattr(self._seen, name, value)
         return bool(self._made.should_activate_after_step(global_steps, active, self._seen))
 
     def rebalance(self, global_steps: int) -> bool:
@@ -119,29 +122,26 @@ class Runner:
         does_nothing = said is None and _is_empty(self._made.request_rebalance)
         return rollouter.asked or (not rollouter.looked_at and said is not False and not does_nothing)
 
-    def update(self, global_steps: int) -> None:
-        """The boundary is over."""
-        self._made.update_after_step(global_steps, self._seen)
+    def update(self, global_steps: int, activation_s: float) -> None:
+        """The boundary is over, the lend that it led to took so long (0: it led to none)."""
+        context = self._seen
+        context.last_activate_duration_s = activation_s
+        self._made.update_after_step(global_steps, context)
+        context.last_activate_duration_s = context.last_deactivate_duration_s = 0.0
 
     def ratio(self) -> float | None:
         """The `deactivate_ratio` that such policies have, if this one does."""
         found = vars(self._made).get("deactivate_ratio")
         return float(found) if isinstance(found, int | float) else None
 
-    def told(self, changes: Mapping[str, object]) -> None:
-        """What has changed in the context."""
-        for name, value in changes.items():
-            setattr(self._seen, name, value)
-
-    def peek(self, global_steps: int, changes: Mapping[str, object], update: bool) -> int | None:
+    def peek(self, global_steps: int, activation_s: float, update: bool) -> int | None:
         """What `begin_step` would say if the devices were lent now, in a copy of this process: here nothing changes. None: unknown."""
         reading, writing = os.pipe()
         copy = os.fork()
         if copy == 0:
             try:
-                self.told(changes)
                 if update:
-                    self.update(global_steps)
+                    self.update(global_steps, activation_s)
                 os.write(writing, msgpack.packb(self.begin_step(global_steps, True)))
             finally:
                 os._exit(0)
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
     printed = Printed()
     sys.stdout = sys.stderr = printed
     random.seed(0)
-    verl_names.install()
+    verl_names.install(MODULES)
     with socket.socket(fileno=descriptor) as channel:
         _serve(channel, Runner(), printed)
     return 0
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(channel: socket.socket, runner: Runner, printed: Printed) -> None:
     methods: dict[str, Callable[..., object]] = {
-        name: getattr(runner, name) for name in ("load", "make", "begin_step", "activate", "rebalance", "update", "ratio", "told", "peek")
+        name: getattr(runner, name) for name in ("load", "make", "begin_step", "activate", "rebalance", "update", "ratio", "peek")
     }
     questions = msgpack.Unpacker(max_buffer_size=0)
     file = ""

@@ -27,7 +27,7 @@ def make_verl_policy(name: str, params: Mapping[str, Value], source: str) -> Ver
         VerlCalls(process).made(Made(tuple(tried.items()), 1, 1, only_hybrid=tried.get(ONLY_HYBRID) is True))
     except PolicyFailed as error:
         raise ConfigError(f"policy {name}: {error}") from error
-    policy = VerlPolicy(name, source, settings, settings)
+    policy = VerlPolicy(name, source, settings)
     policy.keep(process)
     return policy
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TypeVar
@@ -140,7 +140,7 @@ def get(references: Reference | list[Reference], timeout: float | None = None) -
     return {"cleared_entries": 0, "server_loads": {}}
 
 
-SCHEDULE: dict[str, object] = {
+INTERFACE: dict[str, object] = {
     "DynamicScheduleContext": DynamicScheduleContext,
     "DynamicSchedulePolicyBase": DynamicSchedulePolicyBase,
     "build_policy": build_policy,
@@ -149,17 +149,19 @@ SCHEDULE: dict[str, object] = {
 RAY: dict[str, object] = {"get": get}
 
 
-def install() -> None:
-    """Puts the stand-ins among this process's modules, whatever is installed here."""
+def install(policies: Mapping[str, Kind]) -> None:
+    """Puts the stand-ins among this process's modules, whatever is installed here. `policies`: verl's own, by the module they lie in."""
     parts = PACKAGE.split(".")
     for end in range(1, len(parts)):
         _module(".".join(parts[:end]), {})
-    _module(PACKAGE, SCHEDULE)
-    _module(f"{PACKAGE}.base", SCHEDULE)
+    _module(PACKAGE, INTERFACE | {kind.__name__: kind for kind in policies.values()})
+    _module(f"{PACKAGE}.base", INTERFACE)
+    for name, kind in policies.items():
+        _module(f"{PACKAGE}.{name}", {kind.__name__: kind})
     _module("ray", RAY)
 
 
-def _module(name: str, content: dict[str, object]) -> None:
+def _module(name: str, content: Mapping[str, object]) -> None:
     def missing(attribute: str) -> object:
         if attribute.startswith("__"):
             raise AttributeError(attribute)

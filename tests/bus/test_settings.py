@@ -76,7 +76,7 @@ def test_a_combination_that_cannot_hold_changes_nothing() -> None:
 
 def test_what_two_operators_say_at_once_is_the_same_for_every_reader() -> None:
     """Each of the two would be taken alone; the one that comes second does not fit any more, whoever reads it."""
-    said = [("max_version_lag", 1), ("on_version_lag", "wait"), ("staleness_threshold", 1.5)]
+    said: list[tuple[str, Value]] = [("max_version_lag", 1), ("on_version_lag", "wait"), ("staleness_threshold", 1.5)]
     assert folded(*said).changed == {"max_version_lag": 1, "on_version_lag": "wait"}
     assert folded(*said[::-1]).changed == {"staleness_threshold": 1.5, "on_version_lag": "wait"}
 

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 import pytest
 import yaml
 
+from benchmarks import policies as cost
 from benchmarks import regimes as command
 from benchmarks.queueing.driven import Driven, drive
 from benchmarks.queueing.fixed import SEARCHED, STATIC, Setting, seconds_of
@@ -68,8 +69,8 @@ def driven(regime: Regime, policy: Policy) -> tuple[Driven, list[Entry]]:
 
 
 def swings(entries: list[Entry]) -> list[tuple[str, float]]:
-    """What begins (`rollout`, `train`) and ends (`rolled out`, `trained`), at which second."""
-    found = []
+    """What begins (`rollout`, `train`) and ends (`rollout done`, `train done`), at which second."""
+    found: list[tuple[str, float]] = []
     for entry in entries:
         if isinstance(entry.event, SwitchStarted):
             found.append((entry.event.target, entry.at / 1e9))
@@ -278,3 +279,16 @@ def test_a_run_in_which_nothing_moves_any_more_is_an_error() -> None:
     stuck = TINY.model_copy(update={"train_seconds_per_cycle": 1e8})
     with pytest.raises(SwingshiftError, match="nothing moves after step 0"):
         driven(stuck, create("static_fully_async", {}))
+
+
+def test_the_cost_of_a_policy_is_measured_on_decisions_that_come_out_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["policies", "--policies", "separate_async", "--regime", "bursty", "--cycles", "3"])
+    with pytest.raises(SystemExit):
+        cost.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["golden_boundaries"], result["golden_differing"]) == (995, 0)
+    assert result["separate_async"]["decisions"] >= 3
+    with pytest.raises(SystemExit, match="0 decisions differ from the 3"):
+        cost.same("here", [], cost.long_log(variant("static_fully_async"), "bursty", 3))

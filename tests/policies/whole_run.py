@@ -68,6 +68,8 @@ class WholeRun:
         self._taken: dict[str, None] = {}
         self._left = dict(enumerate(lengths))
         """Sample -> seconds to go, of those that do not run."""
+        self._left_replica: dict[int, str] = {}
+        """Sample that was aborted -> where it can go on at once; empty: nowhere."""
         self._running: dict[int, Running] = {}
         self._waiting = WaitingClock(lambda: self.seconds)
         self._ended = False
@@ -130,21 +132,24 @@ class WholeRun:
         finished = {"request": request.request, "attempt": request.attempt, "replica": request.replica, "outcome": outcome, "num_tokens": 0}
         self._say(f"replica:{request.replica}", GenerationFinished.model_validate(finished))
 
-    def _abort(self, replica: str, costs_s: float) -> None:
+    def _abort(self, replica: str, forgets: bool) -> None:
         for sample, running in list(self._running.items()):
             if running.request.replica == replica:
                 del self._running[sample]
-                self._left[sample] = running.ready_at - self.seconds + costs_s
+                self._left[sample] = running.ready_at - self.seconds
+                self._left_replica[sample] = "" if forgets else replica
                 self._finish(running.request, "aborted")
 
     def _obey(self, event: Event) -> None:
         match event:
             case GenerationRequested(sample=sample):
-                self._running[sample] = Running(event, self.seconds + self._left.pop(sample))
+                left = self._left_replica.pop(sample, event.replica)
+                costs_s = 0.0 if left == event.replica else self._regime.move_seconds
+                self._running[sample] = Running(event, self.seconds + self._left.pop(sample) + costs_s)
             case AbortRequested(replica=replica):
-                self._abort(replica, self._regime.move_seconds)
+                self._abort(replica, forgets=True)
             case WeightUpdateRequested(replica=replica, version=version):
-                self._abort(replica, 0.0)
+                self._abort(replica, forgets=False)
                 self._say(f"replica:{replica}", WeightsApplied(replica=replica, version=version, revision=0, seconds=0.0))
             case WakeRequested(replica=replica, swing=swing, version=version):
                 awake = ReplicaAwake(replica=replica, swing=swing, version=version, revision=0, seconds=1.0)

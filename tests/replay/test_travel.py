@@ -21,7 +21,7 @@ from replay.pattern import Pattern
 from replay.travel import Travel
 from services.policy.core import PolicyCore
 from tests.replay.recordings import execute, positions, save, simulated, simulated_with
-from tests.simulation.check import SUBJECTS, subjects_of
+from tests.simulation.check import subjects_of
 from tests.simulation.world import World
 
 EVERY = 50
@@ -35,7 +35,8 @@ def look(folder: Path) -> Travel:
 
 def expected(source: str, entries: Sequence[Entry], position: int) -> Core:
     """By the definition: all entries up to there, and all decisions on them right after their cause, wherever they stand."""
-    subject = next(subject for subject in SUBJECTS if subject.source == source)
+    of_policies = [(entry.source, entry.event) for entry in entries if isinstance(entry.event, PolicyAttached)]
+    subject = next(subject for subject in subjects_of(of_policies) if subject.source == source)
     attached = [entry.event for entry in entries[:position] if isinstance(entry.event, PolicyAttached) and entry.source == source]
     core = subject.make(attached[-1] if attached else None)
     answers: dict[int, list[Entry]] = {}

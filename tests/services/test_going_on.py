@@ -11,13 +11,13 @@ import pytest
 
 from bus.entry import Entry
 from bus.errors import ConfigError
-from bus.events import BatchFormed, CheckpointSaved, Event, RunEnded, RunPlanned, StepDone, StopRequested
+from bus.events import BatchFormed, CheckpointSaved, Event, RunEnded, RunPlanned, SettingChanged, StepDone, StopRequested, WeightsPublished
 from services.config_file import make_config, overridden
 from services.launcher.fitting import check_here, copies_instead
 from services.launcher.folders import write_info
 from services.launcher.from_step import Cut, where_to_cut
 from services.launcher.lock import RunLock
-from services.launcher.past import Past
+from services.launcher.past import KINDS, Past
 from services.launcher.valid import refuse_without_checkpoint
 from services.local_settings import check_local, local_settings, merged, with_local_settings
 from services.reward_functions import reward_digest
@@ -49,6 +49,22 @@ def test_settings_of_earlier_restarts_stay_until_they_are_set_anew(tmp_path: Pat
     assert local_settings(tmp_path) == ["model.path=/b", "supervisor.grace_s=3"]
     config = with_local_settings(make_config({}, "test"), tmp_path)
     assert (config.model.path, config.actor.model, config.supervisor.grace_s) == ("/b", "/b", 3)
+
+
+def test_what_was_changed_on_the_live_run_is_known_where_it_goes_on() -> None:
+    past = Past()
+    planned = plan("r").model_copy(update={"num_validation": 2})
+    changes = [SettingChanged(name="eval_every_versions", value=2), SettingChanged(name="on_redo_diverged", value="republish")]
+    published = [
+        WeightsPublished(version=version, revision=0, transport="file", uri=f"w{version}", digest="d", num_bytes=1, seconds=0.0)
+        for version in range(4)
+    ]
+    for position, event in enumerate((planned, *published[:2], *changes, *published[2:]), 1):
+        assert event.kind in KINDS
+        past.apply(Entry(position, "any", 1, False, 0, 0, "", event))
+    assert past.plan == planned
+    assert past.settings.plan == planned.model_copy(update={"eval_every_versions": 2, "on_redo_diverged": "republish"})
+    assert [publication.version for publication in past.needed_versions()] == [2, 3], "version 2 is being evaluated"
 
 
 class Story:

@@ -241,7 +241,8 @@ def test_nothing_that_could_attach_is_started_beside_a_candidate(run: Run) -> No
     run.ask("swap")
     run.turn()
     active.code = FAILED
-    run.turn(100.0)
+    run.turn()
+    run.turn(4.0)
     assert len(run.started) == 2, "the restart waits for the candidate, which may take its place"
     run.newest.code = FAILED
     run.turn()
@@ -253,15 +254,23 @@ def test_nothing_that_could_attach_is_started_beside_a_candidate(run: Run) -> No
 
 def test_a_policy_that_says_nothing_after_its_deadline_hangs_and_is_killed_and_restarted(run: Run) -> None:
     active = run.newest
+    run.write("policy", 1, verdict(0), derived=True)
     run.write("controller", 1, DeadlineMissed(key="verdict:1", seconds=5.0))
     run.turn(HANG_S / 2)
     assert active.code is None
     run.turn(HANG_S)
     assert active.code == KILLED
     assert losses(run) == [("policy", 1, True)]
-    assert "it said nothing for 1 s after a boundary's deadline and was killed: signal 9" in str(run.last.event)
+    assert "it let a boundary's deadline pass, said nothing after it, and was killed: signal 9" in str(run.last.event)
     run.turn(1.0)
     assert run.newest is not active
+    run.attach(run.newest)
+    run.write("controller", 1, DeadlineMissed(key="verdict:2", seconds=5.0))
+    run.turn()
+    run.turn(19.0)
+    assert run.newest.code is None, "it may still be reading a long log"
+    run.turn(2.0)
+    assert run.newest.code == KILLED
 
 
 def test_a_policy_that_was_only_late_is_left_alone(run: Run) -> None:
@@ -274,6 +283,8 @@ def test_a_policy_that_was_only_late_is_left_alone(run: Run) -> None:
 
 def test_a_shadow_that_lets_a_boundary_pass_hangs_and_one_that_answers_does_not(run: Run) -> None:
     hung, good = shadowed(run, "hung"), shadowed(run, "good")
+    for label in ("hung", "good"):
+        run.write(f"policy:{label}", 1, ShadowVerdict(**verdict(0).model_dump()), derived=True)
     run.write("policy:good", 1, ShadowVerdict(**verdict(1).model_dump()), derived=True)
     run.write("policy", 1, verdict(1), derived=True)
     run.turn()
@@ -287,8 +298,8 @@ def test_a_shadow_that_lets_a_boundary_pass_hangs_and_one_that_answers_does_not(
 def test_a_policy_that_crashes_again_and_again_is_given_up_until_another_is_swapped_in(run: Run) -> None:
     for _ in range(3):
         run.newest.code = FAILED
-        run.turn(5.0)
         run.turn()
+        run.turn(5.0)
         if run.newest.code is None:
             run.attach(run.newest)
             run.turn()
@@ -339,7 +350,7 @@ def test_a_shadow_that_is_let_go_while_it_is_down_is_lost_for_good(run: Run) -> 
     run.turn()
     run.ask("detach", "a")
     run.turn(100.0)
-    assert losses(run) == [("policy:a", 1, True), ("policy:a", 0, False)] or losses(run) == [("policy:a", 1, True), ("policy:a", 1, False)]
+    assert losses(run) == [("policy:a", 1, True), ("policy:a", 1, False)]
     assert run.keeper.roster.open == {}
     assert len(run.started) == 2
 
@@ -379,8 +390,8 @@ def test_where_a_controller_says_who_is_lost_a_shadow_that_is_given_up_detaches(
     shadowed(run, "a")
     for _ in range(3):
         run.newest.code = FAILED
-        run.turn(5.0)
         run.turn()
+        run.turn(5.0)
         if run.newest.code is None:
             run.attach(run.newest)
             run.turn()

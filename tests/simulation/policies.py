@@ -5,11 +5,12 @@ World._tick ─▶ Keeping.look ─▶ Keeper ─spawn─▶ SimPolicy (the plan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bus.entry import Draft, Entry, Producer
-from bus.events import Event, PolicyAttached, PolicyDetached, PolicyRequested
+from bus.events import Event, PolicyAttached, PolicyDetached, PolicyRequested, Value
 from bus.host import Host, rebuild
 from bus.memory_log import MemoryLog
 from bus.snapshot import freeze
@@ -265,6 +266,6 @@ class Keeping:
         self._log.append(Producer("supervisor", 0), [Draft(event, derived=False, cause=cause, at=self._world.clock())])
 
 
-def core_of(name: str, params: object, mode: Mode, label: str) -> PolicyCore:
+def core_of(name: str, params: Mapping[str, Value], mode: Mode, label: str) -> PolicyCore:
     """A fresh core; one that will not do is found out before it attaches."""
-    return PolicyCore(make_policy("default" if name == WILL_NOT_DO else name, {}), mode, label if mode == "shadow" else "")
+    return PolicyCore(make_policy("default" if name == WILL_NOT_DO else name, params), mode, label if mode == "shadow" else "")

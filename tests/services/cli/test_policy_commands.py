@@ -27,7 +27,9 @@ from bus.events import (
 )
 from bus.redis_log import RedisLog
 from services.cli.app import build_app
-from tests.policies.logs import plan
+from services.launcher.folders import write_info
+from tests.policies.logs import Story, plan
+from tests.replay.recordings import save
 
 OWN = '''"""Never lends."""
 from policies.base import PolicyBase, keep
@@ -282,7 +284,7 @@ def test_status_says_who_decides_who_watches_and_where_they_differ(kept: Kept) -
     text = kept.command("status")
     assert "decides default (deactivate_ratio 0.3), since entry 2, boundary 0, shows no sign of life" in text
     assert "watches deep: fixed_ratio (deactivate_ratio 0.9), since entry 3, boundary 0, shows no sign of life" in text
-    assert "deep 0 7 keep lend, back at 4 unknown: the cycle has not ended" in text
+    assert "deep 0 keep lend, back at 4 unknown: the cycle has not ended" in text
     numbers = json.loads(kept.invoke("status", "--json").output)
     (comparison,) = numbers["shadow_comparisons"]
     assert (comparison["boundaries"], comparison["differ"], comparison["would_lend_instead"], comparison["saved_seconds"]) == (
@@ -299,3 +301,19 @@ def test_status_of_a_run_that_has_not_begun_says_so(redis_url: str, run: str, tm
     with closing(Kept(redis_url, run, tmp_path)) as fresh:
         assert "decides nobody yet" in fresh.command("status")
         assert "no policy has attached yet" in fresh.command("rollback", status=2)
+
+
+def test_status_of_a_run_of_which_only_the_folder_is_left_is_read_from_its_recording(tmp_path: Path) -> None:
+    story = Story(plan(run="gone"))
+    story.write(PolicyAttached(name="default", params={}, mode="active", code=""), "policy")
+    story.open_first_boundary()
+    story.write(RunEnded(reason="completed"))
+    write_info(save(tmp_path, story.store), "gone", None, {})
+    done = CliRunner().invoke(build_app(lambda _: 0), ["policy", "status", str(tmp_path)], env={"COLUMNS": "120", "REDIS_URL": ""})
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.output.split())
+    assert "gone (ended: completed), 5 entries" in text
+    assert "decides default, since entry 2, boundary 0 policies" in text, "nobody needs to be alive any more"
+    asked = CliRunner().invoke(build_app(lambda _: 0), ["policy", "rollback", str(tmp_path)], env={"REDIS_URL": ""})
+    assert asked.exit_code == 2
+    assert "does not run: its embedded server is gone" in " ".join(asked.output.split())

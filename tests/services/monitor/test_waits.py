@@ -22,6 +22,7 @@ from bus.events import (
     RoutesCut,
     RoutesOpened,
     RunEnded,
+    RunPlanned,
     SampleStarted,
     ServiceLost,
     ServiceStarted,
@@ -40,7 +41,7 @@ from bus.events import (
 from services.monitor.findings import problems_of
 from services.monitor.situation import situation_of
 from services.monitor.waits import deadlines, waits
-from tests.services.monitor.logs import Story, batch, finished, give_back, lend, ready, request, step_done
+from tests.services.monitor.logs import Story, batch, finished, give_back, lend, plan, ready, request, step_done
 
 POLICY = PolicyAttached(name="default", params={}, mode="active", code="")
 

@@ -94,7 +94,6 @@ def test_decisions_out_of_the_order_of_their_causes_are_named() -> None:
     entries = run_of_a_policy()
     first, second = [entry for entry in entries if isinstance(entry.event, SwitchRequested)][:2]
     newcomer = Newcomer(core(), answer_in_trial)
-    newcomer.take([*entries[: second.position]])
     with pytest.raises(CoreError, match="the log was not written by swingshift, or was changed"):
         newcomer.warm_up(entries, [second, first], len(entries))
 
