@@ -8,9 +8,9 @@
 The log has no requests to replicas, nine in ten entries of a real one, which policies skip: each event counts here. Following is what the
 service's main thread does (`bus.host`), reading, decoding and the appends of its verdicts included, in batches of the shell's size; its
 verdicts must be those that the log was made with. A policy is written as in benchmarks/regimes.py.
-Bars: a decision takes at most 2 ms (p99), 10,000 events/s are followed, all recorded decisions agree. So that other programs on the machine
-do not spoil them, a decision's time is the smallest of three rounds, and events are counted by processor time of the policy's process
-(median of the rounds; by the clock beside it).
+Bars: a decision takes at most 2 ms (p99), 10,000 events/s are followed, recorded decisions agree. Both are processor time of the policy's
+process, so that other programs on the machine do not spoil them: a decision's is the smallest of three rounds, events/s the median (and by
+the clock beside it).
 Last line: one JSON object. Exit status 1 when a bar is missed.
 """
 
@@ -85,18 +85,18 @@ def long_log(found: Variant, regime: str, cycles: int) -> list[Entry]:
 
 
 def times_ms(core: Core, entries: Sequence[Entry]) -> tuple[list[float], list[int]]:
-    """(milliseconds to apply each entry and to decide on it, indices of those on which something was decided).
+    """(milliseconds of processor time to apply each entry and to decide on it, indices of those on which something was decided).
 
     Raises SystemExit when it decides otherwise than when the log was made.
     """
     every, deciding = [], []
     decided: list[Event] = []
     for index, entry in enumerate(entries):
-        began = time.perf_counter()
+        began = time.thread_time()
         if not (entry.derived and entry.source == core.source):
             core.apply(entry)
         events = decide_all(core, entry.position)
-        every.append((time.perf_counter() - began) * 1e3)
+        every.append((time.thread_time() - began) * 1e3)
         if events:
             deciding.append(index)
             decided += events

@@ -41,6 +41,8 @@ from services.policy.asking import OPERATOR, ask, wait_for
 
 CONFIG = Path(__file__).parent / "boundary.yaml"
 RUN = "swap"
+SETTINGS = ("async_training.total_steps=1000000", "scripted.seconds_per_step=0.02")
+"""No end, and steps that leave the cores some time for the processes that are started."""
 MILLISECOND = 1e6
 MOST_MS = 50.0
 PATIENCE_S = 60.0
@@ -116,8 +118,10 @@ def swap_often(url: str, swaps: int) -> list[float]:
 def run_with_swaps(folder: Path, swaps: int) -> tuple[list[Entry], list[float]]:
     """Runs until all swaps are done; returns the log, and the seconds that each took. Raises SystemExit when the run fails."""
     command = [sys.executable, "-m", "swingshift", "run", str(CONFIG), "--run", RUN, "--set", f"folder={folder}"]
+    for setting in SETTINGS:
+        command += ["--set", setting]
     with (folder / "output").open("w") as output:
-        running = subprocess.Popen([*command, "--set", "async_training.total_steps=1000000"], stdout=output, stderr=output)
+        running = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             seconds = swap_often(wait_for_run(folder / RUN, running), swaps)
             if running.wait(PATIENCE_S) != 0:

@@ -29,14 +29,27 @@ Prepare = Callable[[Sequence[Event]], None]
 
 
 class Host:
-    """Drives one incarnation of a core. `prepare` is called with derived events before they are appended (to write what they name)."""
+    """Drives one incarnation of a core.
 
-    def __init__(self, core: Core, log: Log, producer: Producer, clock: Clock, prepare: Prepare | None = None) -> None:
+    `prepare` is called with derived events before they are appended (to write what they name). `ignores`: events that change nothing in
+    this core, which is not told of them, nor asked on them.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        log: Log,
+        producer: Producer,
+        clock: Clock,
+        prepare: Prepare | None = None,
+        ignores: frozenset[type[Event]] = frozenset(),
+    ) -> None:
         self.core = core
         self.producer = producer
         self._log = log
         self._clock = clock
         self._prepare = prepare
+        self._ignores = ignores
         self._silent = False
         """The core, asked last, had nothing more to decide: until something is applied it has nothing to decide."""
         self.decided_at: dict[str, int] = {}
@@ -49,6 +62,8 @@ class Host:
         """
         drafts: list[Draft] = []
         for entry in entries:
+            if self._silent and type(entry.event) in self._ignores:
+                continue
             if not self._is_own_derived(entry):
                 self.core.apply(entry)
             elif self._silent:

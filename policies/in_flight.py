@@ -21,7 +21,7 @@ from bus.entry import Entry
 from bus.events import ReplicaAdded, ReplicaLost, RoutesCut, RoutesOpened, RunPlanned, SampleDropped, SampleReady, SampleStarted
 
 NANOSECONDS = 1e9
-FINISHED = 512
+FINISHED = 384
 """Finished samples that are remembered."""
 SHORTEST_S = 1e-3
 """A sample that no place was reckoned for took at least so long."""

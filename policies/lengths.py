@@ -81,14 +81,14 @@ class Lengths:
         return max(0.0, exp(self.mean_log + self.sd_log * z) - worked_s)
 
 
-def estimate(in_flight: InFlight) -> Lengths | None:
-    """The lengths as the log shows them; None: too few have finished."""
+def estimate(in_flight: InFlight, sd_log: float | None = None) -> Lengths | None:
+    """The lengths as the log shows them; None: too few have finished. `sd_log`: their spread, if it was worked out before."""
     finished = in_flight.finished
     if len(finished) < LEAST_FINISHED:
         return None
     newest = max(max(in_flight.jobs, default=0), max(one.sample for one in finished))
     running = [(sample, log(worked)) for sample, job in in_flight.jobs.items() if (worked := in_flight.worked_s(job)) > SHORTEST_S]
-    sd = _spread_of(finished, newest - NEWEST)
+    sd = _spread_of(finished, newest - NEWEST) if sd_log is None else sd_log
     first = fsum(one.log_s for one in finished) / len(finished)
     long_run, _ = _censored_mean(finished, running, newest - LONG_RUN, first, sd)
     recent, told = _censored_mean(finished, running, newest - NEWEST, long_run, sd)

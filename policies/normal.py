@@ -32,7 +32,7 @@ def above(z: float) -> float:
 
 def mean_above(z: float) -> float:
     """Mean of what is more than z."""
-    return z + 1.0 / z if z > FAR else exp(-0.5 * z * z) / ROOT_2_PI / above(z)
+    return z + 1.0 / z - 2.0 / z**3 if z > FAR else exp(-0.5 * z * z) / ROOT_2_PI / above(z)
 
 
 def positive_part(mean: float, sd: float) -> float:

@@ -25,7 +25,10 @@ from policies.view import ScheduleView
 
 FAR_S = 1e9
 """Stands for "never" in evidence."""
-AHEAD = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
+NEAR, SELDOM = 1.0, 0.25
+"""While lent it looks again at each sample, when so many (in a step's samples) are lacking to the return foreseen; before that, at every
+so many."""
+AHEAD = (0.0, 0.25, 0.5, 1.0, 2.0, 3.0)
 """While lent: returns that are compared, in steps' samples from now; the first one is one sample from now."""
 APART = 0.5
 """At other times: returns this far apart."""
@@ -37,8 +40,8 @@ class PredictiveParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    urgency: float = Field(default=1.0, ge=0, le=10)
-    """Price of work that is left over when a cycle ends; 1: what it costs to do it with all replicas generating."""
+    urgency: float = Field(default=1.15, ge=0, le=10)
+    """Price of work that is left over when a cycle ends; 1: what it costs to do it with all replicas generating, swings not counted."""
     doubt: float = Field(default=1.5, ge=0, le=10)
     """Standard deviations of a forecast's waiting time that are reckoned with, 1: as lengths that are drawn independently have it."""
     margin: float = Field(default=0.1, ge=0, le=10)
@@ -64,7 +67,8 @@ class Predictive:
     def __init__(self, params: PredictiveParams) -> None:
         self._params = params
         self._speed = 1.0
-        """Of a hybrid's place, in terms of a standalone one; renewed at boundaries."""
+        """Of a hybrid's place, in terms of a standalone one. Renewed at boundaries, as the spread of the lengths is."""
+        self._sd_log: float | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +79,7 @@ class Predictive:
         return self._params.model_dump()
 
     def verdict(self, view: ScheduleView) -> Verdict:
-        lengths = _known(view)
+        lengths = _known(view, self._sd_log)
         if lengths is None:
             return _explore(view)
         found = self._compare(view, lengths, lent=False)
@@ -84,15 +88,15 @@ class Predictive:
         return Verdict("train", 0, "no_gain", found.evidence)
 
     def give_back_at(self, view: ScheduleView) -> int:
-        lengths = _known(view)
+        lengths = _known(view, self._sd_log)
         if lengths is None:
             return view.shape.required_samples
         return self._compare(view, lengths, lent=view.swings.holder == "lent").give_back_at
 
     def decided(self, view: ScheduleView) -> None:
-        lengths = _known(view)
+        lengths = _known(view, None)
         if lengths is not None:
-            self._speed = hybrid_speed(view.in_flight, lengths)
+            self._speed, self._sd_log = hybrid_speed(view.in_flight, lengths), lengths.sd_log
 
     def lent(self, view: ScheduleView) -> None:
         """Nothing to remember: what counts is in the view."""
@@ -110,8 +114,12 @@ class Predictive:
         return self._while_lent(view, running.give_back_at) if view.moment == "ready" and running.reason == "verdict" else None
 
     def _while_lent(self, view: ScheduleView, give_back_at: int) -> Verdict | None:
-        lengths, ready = _known(view), len(view.books.ready)
-        if lengths is None or ready >= give_back_at:
+        ready, step = len(view.books.ready), view.shape.required_samples
+        near = give_back_at - ready <= step * NEAR or ready % max(1, floor(step * SELDOM)) == 0
+        if ready >= give_back_at or not near:
+            return None
+        lengths = _known(view, self._sd_log)
+        if lengths is None:
             return None
         found = self._compare(view, lengths, lent=True)
         if found.gain_s <= 0:
@@ -121,7 +129,7 @@ class Predictive:
         return None
 
     def _while_waiting(self, view: ScheduleView) -> Verdict | None:
-        lengths = _known(view)
+        lengths = _known(view, self._sd_log)
         if lengths is None:
             return None
         found = self._compare(view, lengths, lent=False)
@@ -156,9 +164,9 @@ class Predictive:
         return 0.0 if plan.total_steps - view.books.steps_done <= now.steps or not rate else self._params.urgency / rate
 
 
-def _known(view: ScheduleView) -> Lengths | None:
+def _known(view: ScheduleView, sd_log: float | None) -> Lengths | None:
     """The lengths, once enough has been seen to predict anything."""
-    return estimate(view.in_flight) if view.step_s else None
+    return estimate(view.in_flight, sd_log) if view.step_s else None
 
 
 def _explore(view: ScheduleView) -> Verdict:

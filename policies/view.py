@@ -22,6 +22,8 @@ from bus.events import (
     BoundaryOpened,
     DeadlineMissed,
     Event,
+    GenerationFinished,
+    GenerationRequested,
     RunEnded,
     SampleReady,
     SettingChanged,
@@ -142,6 +144,8 @@ class ScheduleView:
         event = entry.event
         if type(event) in ANSWERING:
             return
+        if not isinstance(event, GenerationRequested | GenerationFinished):
+            self.moment = ""
         if self._cycle_over and not self.is_open:
             self._begin_cycle()
         steps_done = self.books.steps_done
@@ -149,7 +153,6 @@ class ScheduleView:
         self.books.apply(event)
         self.swings.apply(entry)
         self.in_flight.apply(entry)
-        self.moment = ""
         match event:
             case WaitSamples():
                 self.moment = "waits"

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from bus.core import Core
 from bus.entry import Entry
-from bus.errors import CodecError, ConfigError, CoreError, LogError
+from bus.errors import CodecError, ConfigError, CoreError, LogError, PolicyFailed
 from bus.events import PolicyAttached, ServiceStarted, StepDone
 from bus.host import rebuild_in_order
 from bus.recording import Recording, Row
@@ -57,6 +57,8 @@ class _Traveller:
     """Position and chain of the last entry that is in its state: there, or a decision on what is before that stands after it."""
     ahead: tuple[int, int] = (0, 0)
     """Position and cause of an own decision that lies ahead: nothing before it in the log decides on anything before that cause."""
+    failed: bool = False
+    """A policy's own code raised on the way."""
 
 
 class Travel:
@@ -210,7 +212,14 @@ class Travel:
         ours = (*(entry for entry in entries if entry.derived and entry.source == core.source), *late)
         decisions = sorted((each for each in ours if start < each.cause <= end), key=lambda each: each.cause)
         try:
-            rebuild_in_order(core, entries[max(0, start + 1 - entries[0].position) :], decisions, start)
+            if not traveller.failed:
+                rebuild_in_order(core, entries[max(0, start + 1 - entries[0].position) :], decisions, start)
+        except PolicyFailed as error:
+            # So did its process, and each successor's: there is no later state.
+            traveller.failed = True
+            logger.warning(
+                "%s: between entries %d and %d its own code raised, its state is that of then: %s", core.source, start, end, error
+            )
         except CONFUSED as error:
             what = f"the core of {core.source} cannot follow this log between entries {start} and {end}: {type(error).__name__}: {error}"
             raise CoreError(f"{what}; `swingshift replay verify` says where it is not as it should be") from error
@@ -238,7 +247,10 @@ class Travel:
         if not self._snapshots.writable:
             return
         try:
-            self._snapshots.put([Snapshot(each.core.source, each.code, each.at, *each.behind, freeze(each.core)) for each in travellers])
+            kept = [
+                Snapshot(each.core.source, each.code, each.at, *each.behind, freeze(each.core)) for each in travellers if not each.failed
+            ]
+            self._snapshots.put(kept)
         except (CodecError, LogError) as error:
             logger.warning("snapshots not kept: error=%s", error)
 

@@ -266,7 +266,7 @@ class PolicyConfig(Section):
     """When to swing."""
 
     name: str = "default"
-    """Of a built-in policy, `default`, `fixed_ratio`, `static_fully_async`, or `path/file.py:ClassName` for one of your own."""
+    """`default`, `fixed_ratio`, `static_fully_async`, `separate_async`, `predictive`, or `path/file.py:ClassName` for one of your own."""
     params: dict[str, Value] = {}
     """The policy's own settings."""
 

@@ -26,6 +26,7 @@ from bus.errors import GapError
 from bus.events import DeadlineMissed, Event, PolicyAttached, RunEnded, ServiceStarted, ServiceStopped
 from bus.history import History
 from bus.host import Host, rebuild_in_order
+from bus.requests import ANSWERING
 from bus.snapshot_table import core_code
 from bus.trimming import Progress
 from services.alarms import Alarms
@@ -157,7 +158,9 @@ class Shell:
         log = self.context.open_log()
         draft = Draft(self._first_word, derived=False, cause=0, at=time.time_ns())
         attached = log.attach(self.core.source, draft)
-        self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare)
+        # Of requests and answers, nine in ten entries, a policy hears nothing.
+        ignores = ANSWERING if isinstance(self._first_word, PolicyAttached) else frozenset()
+        self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare, ignores)
         with self.context.alive(attached.producer.epoch):
             last_word: Event = ServiceStopped(reason="the run has ended")
             try:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,12 @@ CONFIG = """
 model: {path: scripted}
 data: {task: sorting, seed: 3}
 rollout: {engine: scripted, n: 2, max_running_requests: 4}
-scripted: {seconds_per_step: 0.01, tokens_per_second: 60, shortest_answer: 4, longest_answer: 24}
+scripted: {seconds_per_step: 0.05, tokens_per_second: 60, shortest_answer: 4, longest_answer: 24}
 async_training: {ppo_mini_batch_size: 4, trigger_parameter_sync_step: 2, total_steps: 100000}
 replicas: {standalone: 1, hybrid: 1}
 policy: {name: static_fully_async}
 deadlines: {verdict_s: 1}
-supervisor: {first_delay_s: 2, candidate_s: 6}
+supervisor: {first_delay_s: 2, candidate_s: 4}
 devices: unpinned
 """
 HEAD = "from policies.base import PolicyBase\nfrom policies.protocol import Verdict\n\n\nclass Own(PolicyBase):\n"
@@ -76,10 +77,10 @@ class Live:
         command = [sys.executable, "-P", "-m", "swingshift", "run", *options]
         with (folder / "output").open("a") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output, env=QUIET, cwd=Path(__file__).parent.parent)
-        self.log = self._open()
 
-    def _open(self) -> RedisLog:
-        """The run's log, once its server is there: one that was killed leaves its address behind."""
+    @cached_property
+    def log(self) -> RedisLog:
+        """The run's, once its server is there: one that was killed leaves its address behind."""
         give_up = time.monotonic() + PATIENCE_S
         while time.monotonic() < give_up and self.process.poll() is None:
             url = folder_url(self.folder / RUN / SERVER)
@@ -158,7 +159,7 @@ def check_refusals(run: Live) -> None:
         ("no_such_policy", "", "load", "there is no policy 'no_such_policy'"),
         ("own.py:Other", LENDS, "load", "has no class Other"),
         ("own.py:Own", RAISES, "answer", "line 7, in verdict"),
-        ("own.py:Own", HANGS, "answer", "it was not ready within 6 s"),
+        ("own.py:Own", HANGS, "answer", "it was not ready within 4 s"),
     ):
         outcome = run.ask("swap", name, source)
         assert outcome.how == "refused"

@@ -8,11 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.entry import Draft, Producer
+from bus.errors import ServerAbsent
 from bus.events import RunEnded, SettingChanged
 from bus.redis_log import RedisLog
 from services.cli.app import build_app
 from services.cli.set import change_live
 from services.cli.source import find
+from services.launcher.folders import FoundRun
 from services.setting_changes import Change, SettingsNow
 from tests.services.test_live_settings import planned
 
@@ -87,6 +89,12 @@ def test_a_change_that_somebody_elses_has_made_impossible_meanwhile_is_reported(
     operator.set("max_version_lag=1", "on_version_lag=wait")
     with pytest.raises(Exception, match=r"entry 4 .* changed nothing: somebody else changed a setting that it does not fit with any more"):
         change_live(found, now, [Change("async_training.staleness_threshold", 0.5, 2.0)])
+
+
+def test_of_a_run_whose_server_is_gone_it_says_how_to_go_on(operator: Operator) -> None:
+    gone = FoundRun(operator.run, f"unix://{operator.runs}/redis.sock", operator.runs)
+    with pytest.raises(ServerAbsent, match=f"go on with it .`swingshift run --resume {operator.run}`., then set"):
+        change_live(gone, SettingsNow(), [Change("async_training.max_lent_s", 600.0, 2.0)])
 
 
 def test_a_run_that_has_ended_takes_no_change(operator: Operator) -> None:

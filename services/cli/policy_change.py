@@ -19,6 +19,7 @@ from services.cli.policy_requests import detach_request, policy_settings, promot
 from services.cli.policy_state import PolicyState, catch_up, read_state
 from services.cli.screen import TerminalScreen
 from services.cli.source import find, open_source
+from services.cli.waiting import Waiting
 from services.launcher.folders import FoundRun
 from services.monitor.policy_history import Stretch
 from services.policy.asking import Outcome, ask, wait_for
@@ -27,7 +28,7 @@ from services.policy.source import short_name
 Request = Callable[[PolicyState], PolicyRequested]
 """What to ask for, of a run as it is. Raises ConfigError for what cannot be asked of it."""
 TRACEBACK_LINES = 6
-STAGES = {"load": "its code was loaded", "warm_up": "it took in the log", "answer": "it was asked in trial", "attach": "it attached"}
+STAGES = {"load": "its code was loaded", "warm_up": "it took in the log", "answer": "it was asked in trial", "attach": "it was to attach"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _change(place: Place, request_for: Request) -> None:
                 state = read_state(found, source, screen.working)
                 _check_runs(found, state)
                 before, request = state.history.active, request_for(state)
-                outcome = _ask(place, found.url, found, request, screen)
+                outcome = _ask(place, found.url, found, request)
                 if outcome is not None:
                     catch_up(state, source, outcome.entry.position)
         finally:
@@ -94,18 +95,18 @@ def _check_runs(found: FoundRun, state: PolicyState) -> None:
         typer.echo(f"swingshift: warning: run {found.run} asks no policy, for {why}", err=True)
 
 
-def _ask(place: Place, url: str, found: FoundRun, request: PolicyRequested, screen: TerminalScreen) -> Outcome | None:
+def _ask(place: Place, url: str, found: FoundRun, request: PolicyRequested) -> Outcome | None:
     """What came of it; None: it was not to be waited for. Raises SwingshiftError when nothing was changed."""
     with RedisLog.open(url, found.run) as log:
-        position = ask(log, request)
-        if not place.wait_s:
-            typer.echo(f"run {found.run}: asked (entry {position}); `swingshift policy status {place.named}` shows what comes of it")
-            return None
         try:
-            outcome = wait_for(log, position, request, place.wait_s, lambda waited: _say_waiting(screen, request, waited, place.wait_s))
+            position = ask(log, request)
+            if not place.wait_s:
+                typer.echo(f"run {found.run}: asked (entry {position}); `swingshift policy status {place.named}` shows what comes of it")
+                return None
+            with Waiting(_waited_for(request)) as waiting:
+                outcome = wait_for(log, position, request, place.wait_s, waiting.tell)
         except KeyboardInterrupt:
-            screen.end()
-            typer.echo(f"no longer waited for; the request stays (entry {position}): `swingshift policy status {place.named}` shows it")
+            typer.echo(f"no longer waited for; what was asked for stays: `swingshift policy status {place.named}` shows what comes of it")
             raise typer.Exit(INTERRUPTED) from None
     if outcome is None:
         raise SwingshiftError(
@@ -119,15 +120,14 @@ def _ask(place: Place, url: str, found: FoundRun, request: PolicyRequested, scre
     return outcome
 
 
-def _say_waiting(screen: TerminalScreen, request: PolicyRequested, waited: float, patience_s: float) -> None:
-    what = f"shadow {request.label} ends" if request.action == "detach" else f"{short_name(request.name)} warms up"
-    screen.working(f"{what}, seconds", int(waited), int(patience_s) + 1)
+def _waited_for(request: PolicyRequested) -> str:
+    return f"shadow {request.label} is to end" if request.action == "detach" else f"{short_name(request.name)} warms up"
 
 
 def refused_words(outcome: Outcome) -> str:
     """Why nothing was changed: how far it came, and the last lines of what went wrong, which name file and line."""
     event = outcome.entry.event
-    stage = f" before {STAGES[event.stage]}" if isinstance(event, PolicyRefused) else ""
+    stage = f" when {STAGES[event.stage]}" if isinstance(event, PolicyRefused) else ""
     lines = outcome.detail.strip().splitlines()[-TRACEBACK_LINES:] or ["no reason was said"]
     return "\n".join([f"refused{stage} (entry {outcome.entry.position}), nothing was changed:", *(f"  {line}" for line in lines)])
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.cli.policy_requests import policy_settings
+from services.policy.conformance.finding import without_repetition
 from services.policy.conformance.kit import try_policy
 from services.policy.source import read_source
 
@@ -20,7 +21,7 @@ def policy_test_command(name: str, settings: Sequence[str], limit_s: float) -> N
         with Console(stderr=True).status(f"policy {name}") as status:
             findings = try_policy(name, params, source, limit_s, lambda doing: status.update(f"policy {name}: {doing}"))
     typer.echo(f"policy {name}")
-    for finding in findings:
+    for finding in without_repetition(findings):
         for line in finding.lines():
             typer.echo(line)
     failed = sum(not finding.passed for finding in findings)

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from bus.entry import Draft
-from bus.errors import ConfigError
+from bus.errors import ConfigError, ServerAbsent
 from bus.redis_log import RedisLog
 from services.cli.mistakes import mistakes_explained
 from services.cli.source import Source, find, open_source
@@ -61,24 +61,33 @@ def changed(found: FoundRun, now: SettingsNow, config: RunConfig, assignments: S
 
 
 def change_live(found: FoundRun, now: SettingsNow, changes: Sequence[Change]) -> list[int]:
-    """Appends the changes and sees that they count; returns their positions. Raises ConfigError, LogMissing, ServerError."""
+    """Appends the changes in one call and sees that they count; returns their positions. Raises ConfigError, LogMissing, ServerError."""
     if not changes:
         return []
+    go_on = f"go on with it (`swingshift run --resume {found.run}`), then set"
     if found.url is None:
-        raise ConfigError(f"run {found.run} does not run: its embedded server is gone; go on with it (`swingshift run --resume`), then set")
-    with RedisLog.open(found.url, found.run) as log:
+        raise ConfigError(f"run {found.run} does not run: its embedded server is gone; {go_on}")
+    try:
+        log = RedisLog.open(found.url, found.run)
+    except ServerAbsent as error:
+        raise ServerAbsent(f"{error}; if run {found.run} does not run any more, {go_on}") from error
+    with log:
         first = log.append(OPERATOR, [Draft(change.event(), derived=False, cause=0, at=time.time_ns()) for change in changes])
         positions = list(range(first, first + len(changes)))
         while now.position < positions[-1]:
             for entry in log.read(now.position, READ_LIMIT):
                 now.apply(entry)
+    _check_counted(found, now, changes, positions)
+    return positions
+
+
+def _check_counted(found: FoundRun, now: SettingsNow, changes: Sequence[Change], positions: Sequence[int]) -> None:
     for change, position in zip(changes, positions, strict=True):
         if now.changed_at.get(LIVE[change.key].name) != position:
             raise ConfigError(
                 f"entry {position} ({change.key}) changed nothing: somebody else changed a setting that it does not fit with any more; "
                 f"see `swingshift set {found.run}`"
             )
-    return positions
 
 
 def listing(now: SettingsNow, config: RunConfig) -> list[str]:

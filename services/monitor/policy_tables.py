@@ -92,10 +92,11 @@ def was_changed(numbers: Mapping[str, object]) -> bool:
 
 
 def _estimate(row: Row) -> str:
-    """The sum, and of how many of the boundaries that differ it is."""
-    if not row["differ"]:
+    """The sum, and of how many of the boundaries that differ it is; the running cycle has no estimate yet, which needs no word."""
+    differ, estimated = cast("int", row["differ"]), cast("int", row["estimated"])
+    if not differ:
         return ""
-    some = f" (of {row['estimated']})" if row["estimated"] and row["estimated"] != row["differ"] else ""
+    some = f" (of {estimated})" if estimated and differ - estimated > 1 else ""
     return f", {seconds_words(row['saved_seconds'])}{some}"
 
 

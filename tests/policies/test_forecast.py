@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,17 @@ EXAMPLE = Situation(
     standalone=(6.0, 12.0), hybrid=(), waiting=(), fresh=(8.0, 8.0, 8.0, 8.0), standalone_places=2, hybrid_places=2, hybrid_speed=1.0,
     ready=0, step_samples=2, steps=2, step_s=10.0, lend_s=2.0, return_s=1.0, sd_s=0.0,
 )  # fmt: skip
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "predictive.md"
+
+
+def test_the_page_tells_these_numbers() -> None:
+    lines = re.findall(r"^    (stay home|lend until \d) .*T = (\d+), W = (\d+), L = (\d+)$", PAGE.read_text(), re.MULTILINE)
+    plans = {"stay home": stay(EXAMPLE, 0.0)} | {f"lend until {count}": returned(EXAMPLE, count) for count in (2, 4)}
+    assert {plan: tuple(map(float, numbers)) for plan, *numbers in lines} == {
+        plan: (outcome.end_s, outcome.wait_s, outcome.left_s) for plan, outcome in plans.items()
+    }
 
 
 def returned(now: Situation, count: int, doubt: float = 0.0) -> Outcome:

@@ -75,7 +75,7 @@ def test_nothing_is_known_of_lengths_before_some_samples_have_finished() -> None
 def test_lengths_are_estimated_though_the_long_samples_have_not_finished() -> None:
     found = estimate(run_of(drawn(100, 0.5, 600), 1000.0))
     assert found is not None
-    assert found.mean_log == pytest.approx(log(100), abs=0.08)
+    assert found.mean_log == pytest.approx(log(100), abs=0.12)
     assert found.sd_log == pytest.approx(0.5, abs=0.08)
 
 
@@ -83,7 +83,8 @@ def test_samples_that_became_longer_show_before_they_have_finished() -> None:
     """Of the long ones, that take 300 s, none has finished."""
     lengths = drawn(100, 0.1, 200) + [300.0] * 200
     before, after = estimate(run_of(lengths, 590.0)), estimate(run_of(lengths, 850.0))
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     assert after.mean_log > before.mean_log + 0.2
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,16 @@ class Finding:
         head = f"{'✓' if self.passed else '✗'} {self.check}{f': {self.said}' if self.said else ''}"
         told = (("expected", self.expected), ("happened", self.happened), ("where", self.where), ("what to do", self.advice))
         return [head, *(line for label, text in told if text for line in _indented(label, text))]
+
+
+def without_repetition(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The same mistake shows in many runs: it is told whole once."""
+    told: dict[tuple[str, str, str], None] = {}
+    for finding in findings:
+        mistake = (finding.expected, finding.where, finding.advice)
+        known = bool(finding.where) and mistake in told
+        told[mistake] = None
+        yield replace(finding, expected="", where="", advice="as above") if known else finding
 
 
 def _indented(label: str, text: str) -> list[str]:

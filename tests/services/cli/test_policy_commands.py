@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -186,7 +188,7 @@ def test_a_shadow_that_is_to_end_is_waited_for(kept: Kept) -> None:
 def test_a_refusal_ends_with_status_1_and_the_last_lines_of_the_traceback(kept: Kept) -> None:
     kept.keep(refuses)
     text = kept.command("swap", "fixed_ratio", status=1)
-    assert "refused before it was asked in trial (entry 4), nothing was changed:" in text
+    assert "refused when it was asked in trial (entry 4), nothing was changed:" in text
     assert 'File "own.py", line 7, in verdict 1 / 0 ZeroDivisionError: division by zero' in text
     assert "entry 3: swap of fixed_ratio was refused at answer: ZeroDivisionError" in kept.command("status")
 
@@ -195,6 +197,11 @@ def test_when_nobody_keeps_policies_the_command_gives_up_and_the_request_stays(k
     text = kept.command("swap", "fixed_ratio", "--wait-s", "0.2", status=1)
     assert "nothing came of entry 3 within 0.2 s" in text
     assert "pending entry 3: asked to let policy fixed_ratio decide" in kept.command("status")
+
+
+def test_who_does_not_want_to_wait_any_longer_is_told_that_the_request_stays(kept: Kept) -> None:
+    kept.keep(lambda kept, entry, asked: os.kill(os.getpid(), signal.SIGINT))
+    assert "no longer waited for; what was asked for stays" in kept.command("swap", "fixed_ratio", status=130)
 
 
 def test_without_waiting_it_only_asks(kept: Kept) -> None:

@@ -114,6 +114,7 @@ def test_the_summary_of_a_run_with_swaps_tells_who_decided_and_what_shadows_woul
     assert "deep: fixed_ratio" in text
     assert "against default                            1 of 2 differ, 5.25 s lost" in text
     assert "against fixed_ratio (deactivate_ratio 0.6) 1 of 1 differ," in text
+    assert "deep          2 lend, back at 3 lend, back at 5" in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 

@@ -93,6 +93,11 @@ def test_the_example_lends_when_the_trainer_has_waited_twice_in_a_row() -> None:
     assert targets == ["train", "train", "train", "rollout"]
 
 
+def test_the_tutorial_shows_the_example_as_it_is() -> None:
+    page = (EXAMPLE.parents[2] / "docs" / "write-a-policy.md").read_text()
+    assert f"```python\n{EXAMPLE.read_text()}```" in page
+
+
 def test_a_built_in_policy_needs_no_text() -> None:
     assert isinstance(make_policy("default", {"deactivate_ratio": 0.6}), Default)
     assert (is_in_file("default"), read_source("default"), short_name("default")) == (False, "", "default")
