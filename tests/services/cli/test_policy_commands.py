@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -197,11 +195,6 @@ def test_when_nobody_keeps_policies_the_command_gives_up_and_the_request_stays(k
     text = kept.command("swap", "fixed_ratio", "--wait-s", "0.2", status=1)
     assert "nothing came of entry 3 within 0.2 s" in text
     assert "pending entry 3: asked to let policy fixed_ratio decide" in kept.command("status")
-
-
-def test_who_does_not_want_to_wait_any_longer_is_told_that_the_request_stays(kept: Kept) -> None:
-    kept.keep(lambda kept, entry, asked: os.kill(os.getpid(), signal.SIGINT))
-    assert "no longer waited for; what was asked for stays" in kept.command("swap", "fixed_ratio", status=130)
 
 
 def test_without_waiting_it_only_asks(kept: Kept) -> None:
