@@ -6,7 +6,8 @@
 -- ARGV: mode, log id, highest position the client has seen, source, epoch, client, counter, most bytes of a body, number of inboxes,
 --       number of entries; then the names of the inboxes; then for each entry: kind, version, derived, cause, at, number of its inbox
 --       (0: none), body
--- mode: "append"; "attach", which allocates the epoch as well; "create", which begins the log
+-- mode: "append"; "attach", which allocates the epoch as well, and whose `epoch` is the one that it must follow (-1: whatever there is);
+--       "create", which begins the log
 --
 -- Returns {"ok", first position, epoch} or the reason why nothing was written, with its values.
 -- Positions fit into Lua's doubles; `at` does not and stays a string.
@@ -48,6 +49,7 @@ if tonumber(last) < tonumber(seen) then
 end
 
 current = current or '0'
+local follows = epoch
 if mode == 'attach' then
     epoch = string.format('%.0f', tonumber(current) + 1)
 elseif epoch ~= '0' and epoch ~= current then
@@ -61,6 +63,10 @@ if answer then
     if tonumber(answered) > tonumber(counter) then
         return {'late', answered}
     end
+end
+-- After the answer to a retry: what was attached then has raised the epoch.
+if mode == 'attach' and follows ~= '-1' and follows ~= current then
+    return {'fenced', current}
 end
 
 -- The stream must end where meta says: somebody who writes by hand, or a half restored backup, is found here and not by a failing XADD.

@@ -12,6 +12,9 @@ from typing import Protocol
 
 from bus.entry import Draft, Entry, Producer
 
+WHATEVER = -1
+"""An incarnation may follow whichever there was."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attached:
@@ -32,8 +35,11 @@ class Log(Protocol):
     def log_id(self) -> str:
         """Identity of this very log; another one under the same run id is another log."""
 
-    def attach(self, source: str, draft: Draft) -> Attached:
-        """Appends a ServiceStarted or PolicyAttached and allocates the epoch in the same call. From then on lower epochs are fenced."""
+    def attach(self, source: str, draft: Draft, after: int = WHATEVER) -> Attached:
+        """Appends a ServiceStarted or PolicyAttached and allocates the epoch in the same call. From then on lower epochs are fenced.
+
+        `after`: only if this is the newest epoch of the source (0: it has none yet). Raises Fenced where it is not.
+        """
 
     def append(self, producer: Producer, drafts: Sequence[Draft]) -> int:
         """Appends all of `drafts`, adjacent and in order, or nothing; returns the first one's position.

@@ -17,7 +17,7 @@ from bus.codec import decode, encode
 from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, Fenced, GapError, LogChanged, LogError
 from bus.events import RunPlanned
-from bus.log import Attached
+from bus.log import WHATEVER, Attached
 from bus.recording import Row
 
 
@@ -89,10 +89,13 @@ class MemoryLog:
     def log_id(self) -> str:
         return self._log_id
 
-    def attach(self, source: str, draft: Draft) -> Attached:
+    def attach(self, source: str, draft: Draft, after: int = WHATEVER) -> Attached:
         with self._store.grown:
             self._check()
-            epoch = self._store.epochs.get(source, 0) + 1
+            current = self._store.epochs.get(source, 0)
+            if after not in (WHATEVER, current):
+                raise Fenced(f"{source} was to follow epoch {after}, epoch {current} has attached: this process must end")
+            epoch = current + 1
             position = self._store.write(source, epoch, [draft])
             self._store.epochs[source] = epoch
             self._seen = max(self._seen, position)

@@ -20,7 +20,7 @@ from bus.entry import Draft, Entry, Producer
 from bus.errors import ConfigError, EntryTooLarge, Fenced, GapError, LogChanged, LogError, LogMissing, SwingshiftError
 from bus.events import RunPlanned
 from bus.keys import RUNS, Keys
-from bus.log import Attached
+from bus.log import WHATEVER, Attached
 from bus.recording import Row
 from bus.stream import chain_of, draft_arguments, entry_of, position_of, row_of
 
@@ -91,9 +91,9 @@ class RedisLog:
         self._calls.close()
         self._reads.close()
 
-    def attach(self, source: str, draft: Draft) -> Attached:
+    def attach(self, source: str, draft: Draft, after: int = WHATEVER) -> Attached:
         self._counter += 1
-        position, epoch = self._submit("attach", Producer(source, 0), [draft], self._counter)
+        position, epoch = self._submit("attach", Producer(source, after), [draft], self._counter)
         return Attached(Producer(source, epoch), position)
 
     def append(self, producer: Producer, drafts: Sequence[Draft]) -> int:

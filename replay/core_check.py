@@ -20,6 +20,7 @@ from bus.events import Event, PolicyAttached, ServiceStarted
 from bus.host import MAX_DECISIONS, own
 from bus.snapshot_table import core_code
 from replay.differences import MOST_STATES, Difference, Incarnation, Moment, Report, Sort, field_differences
+from replay.limit import LIMIT_S, ran_out_of_time, within_limit
 from replay.lookahead import Attached, WithAnswers
 from replay.snapshot_check import RecordedSnapshots, snapshot_differences
 from replay.state_view import describe
@@ -28,6 +29,8 @@ CONFUSED = (SwingshiftError, AssertionError, ArithmeticError, AttributeError, Lo
 """What a fold may raise on a log that cannot be. It is a finding, not a crash."""
 
 NO_SNAPSHOTS = RecordedSnapshots()
+SECOND_TIME = 0.1
+"""The part of its time that a policy has which has used all of it up before: each of its incarnations does so again."""
 
 CoreFactory = Callable[[PolicyAttached | None], Core]
 """Makes a fresh core of one source; a policy's core is made from the PolicyAttached that began its incarnation."""
@@ -42,6 +45,8 @@ class Subject:
     code: Callable[[PolicyAttached | None], str]
     ignores: frozenset[type[Event]] = frozenset()
     """Entries of these types change nothing in it, so it is not led through them."""
+    limit_s: float = LIMIT_S
+    """Processor time that a policy from a file has for one entry."""
 
 
 class CoreCheck:
@@ -58,6 +63,10 @@ class CoreCheck:
         """All who follow: those, and who is in charge before the first of them."""
         self._dead: list[Core] = []
         """Policies whose own code raised at an entry: so did that of their processes, and of each successor."""
+        self._slow: list[Core] = []
+        """Policies that did not come to an end when they were asked."""
+        self._failed = ""
+        """How this incarnation's own code failed when it was asked: its process ended there."""
         self._epoch = 0
         self._code = self._our_code = ""
         self._other: Incarnation | None = None
@@ -108,19 +117,25 @@ class CoreCheck:
         self._silent = False
         for core in self._led:
             try:
-                core.apply(entry)
-            except PolicyFailed:
+                within_limit(core, self._subject.limit_s).apply(entry)
+            except PolicyFailed as error:
                 self._dead.append(core)
+                if core is self._core:
+                    self._failed = str(error)
         if self._dead:
             self._led = [core for core in self._led if core not in self._dead]
 
     def _decide(self) -> Event | None:
-        """None also where the policy's own code raises: its process ended there, and nothing of that incarnation may follow."""
-        if self._core in self._dead:
+        """None also where the policy's own code raises, or does not end: its process ended there, and nothing of it may follow."""
+        if self._failed or self._core in self._dead:
             return None
+        limit_s = self._subject.limit_s * (SECOND_TIME if self._core in self._slow else 1.0)
         try:
-            return self._core.decide()
-        except PolicyFailed:
+            return within_limit(self._core, limit_s).decide()
+        except PolicyFailed as error:
+            self._failed = str(error)
+            if ran_out_of_time(error):
+                self._slow.append(self._core)
             return None
 
     def _begin(self, epoch: int, event: ServiceStarted | PolicyAttached) -> None:
@@ -129,6 +144,7 @@ class CoreCheck:
             self._core = self._policies[_identity(attached)]
             self._led = [core for core in self._policies.values() if core not in self._dead]
         self._epoch = epoch
+        self._failed = ""
         self._attached = attached
         self._code, self._our_code = event.code, self._subject.code(attached)
         self._other = None
@@ -153,7 +169,8 @@ class CoreCheck:
                 self._note(self._stopped)
                 self._stopped = None
             if expected is None or not same(answer.event, expected):
-                what = f"{answer.event.kind} is not what the core decides"
+                why = f": before it, its own code failed ({self._failed})" if self._failed else ""
+                what = f"{answer.event.kind} is not what the core decides{why}"
                 self._note(self._difference(position, "decision", what, answer, expected))
             self._apply(own(self._core, answer.event, position))
         self._report.decisions += decided

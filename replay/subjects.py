@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from bus.core import Core
-from bus.errors import ConfigError
+from bus.errors import ConfigError, PolicyFailed
 from bus.events import PolicyAttached
 from bus.requests import ANSWERING
 from policies.protocol import Policy
 from policies.registry import create
 from replay.core_check import Subject
+from replay.limit import LIMIT_S, made_within_limit
 from replay.lookahead import Attached
 from services.code import service_code
 from services.controller.core import ControllerCore
@@ -57,6 +58,6 @@ def _policy(attached: PolicyAttached | None) -> Policy | None:
     if attached is None:
         return None
     try:
-        return making.make_policy(attached.name, attached.params, attached.source)
-    except ConfigError:
+        return made_within_limit(attached.name, partial(making.make_policy, attached.name, attached.params, attached.source), LIMIT_S)
+    except (ConfigError, PolicyFailed):
         return None

@@ -25,6 +25,7 @@ from bus.recording import Recording, Row
 from bus.snapshot import freeze, thaw
 from bus.snapshot_table import SNAPSHOT_EVERY, Snapshot, SnapshotTable, core_code
 from replay.core_check import CONFUSED, Subject
+from replay.limit import within_limit
 from replay.lookahead import Attached
 from replay.pattern import Pattern
 from replay.subjects import subjects as of_checkout
@@ -213,12 +214,13 @@ class Travel:
         decisions = sorted((each for each in ours if start < each.cause <= end), key=lambda each: each.cause)
         try:
             if not traveller.failed:
-                rebuild_in_order(core, entries[max(0, start + 1 - entries[0].position) :], decisions, start)
+                limited = within_limit(core, self._subjects[core.source].limit_s)
+                rebuild_in_order(limited, entries[max(0, start + 1 - entries[0].position) :], decisions, start)
         except PolicyFailed as error:
-            # So did its process, and each successor's: there is no later state.
+            # So did that of its process, and of each successor: there is no later state.
             traveller.failed = True
             logger.warning(
-                "%s: between entries %d and %d its own code raised, its state is that of then: %s", core.source, start, end, error
+                "%s: between entries %d and %d its own code failed, its state is that of then: %s", core.source, start, end, error
             )
         except CONFUSED as error:
             what = f"the core of {core.source} cannot follow this log between entries {start} and {end}: {type(error).__name__}: {error}"

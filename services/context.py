@@ -13,6 +13,7 @@ from bus.alive import Alive
 from bus.errors import ConfigError, GapError
 from bus.events import RunPlanned, ServiceStarted
 from bus.history import History
+from bus.log import WHATEVER
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from services.config import SCRIPTED, RunConfig
@@ -60,6 +61,8 @@ class ServiceContext:
     """A policy's: position of the PolicyRequested that chose it; 0: the plan did."""
     candidate: bool = False
     """A policy's: it is to warm up and to answer in trial before it attaches."""
+    after: int = WHATEVER
+    """A policy's: the epoch that it may follow, and no other."""
 
     @property
     def source(self) -> str:
@@ -185,6 +188,7 @@ def make_context(
     in_process: bool = False,
     request: int = 0,
     candidate: bool = False,
+    after: int = WHATEVER,
 ) -> ServiceContext:
     """The context of one service of a planned run. Raises ConfigError for a replica that is not in the plan."""
     known = plan.standalone + plan.hybrid
@@ -193,4 +197,6 @@ def make_context(
     if service not in (REPLICA, POLICY) and name:
         raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
     config = with_local_settings(config_of(plan), folder)
-    return ServiceContext(url, plan.run, service, name, plan, config, folder.absolute(), code, supervised, in_process, request, candidate)
+    return ServiceContext(
+        url, plan.run, service, name, plan, config, folder.absolute(), code, supervised, in_process, request, candidate, after
+    )

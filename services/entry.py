@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Protocol, cast
 
 from bus.errors import ConfigError, Fenced, SwingshiftError
+from bus.log import WHATEVER
 from services.code import service_code
 from services.config import SCRIPTED
 from services.context import ServiceContext, make_context, read_plan
@@ -50,11 +51,12 @@ def run_service(
     supervised: bool = True,
     request: int = 0,
     candidate: bool = False,
+    after: int = WHATEVER,
 ) -> int:
     """Runs one service in this process until the run ends; returns the exit code."""
     log_to_stderr()
     try:
-        context = context_for(service, url, run, folder, name, supervised=supervised, request=request, candidate=candidate)
+        context = context_for(service, url, run, folder, name, supervised=supervised, request=request, candidate=candidate, after=after)
         set_threads(context.device)
         return run_main(context)
     except ConfigError as error:
@@ -76,6 +78,7 @@ def context_for(
     in_process: bool = False,
     request: int = 0,
     candidate: bool = False,
+    after: int = WHATEVER,
 ) -> ServiceContext:
     """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
     if service not in SERVICES:
@@ -85,7 +88,7 @@ def context_for(
     code = code_of(service, plan.policy, plan.policy_source)
     context = make_context(
         url, plan, service, name or "", folder, code,
-        supervised=supervised, in_process=in_process, request=request, candidate=candidate,
+        supervised=supervised, in_process=in_process, request=request, candidate=candidate, after=after,
     )  # fmt: skip
     context.folder.mkdir(parents=True, exist_ok=True)
     return context
@@ -166,10 +169,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--name")
     parser.add_argument("--request", type=int, default=0)
     parser.add_argument("--candidate", action="store_true")
+    parser.add_argument("--after", type=int, default=WHATEVER)
     given = parser.parse_args(arguments)
     return run_service(
-        given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name, request=given.request, candidate=given.candidate
-    )
+        given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name,
+        request=given.request, candidate=given.candidate, after=given.after,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

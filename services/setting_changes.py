@@ -13,16 +13,17 @@ from typing import cast
 
 from bus.entry import Entry, Producer
 from bus.errors import ConfigError
-from bus.events import RunEnded, RunPlanned, SettingChanged, Value
+from bus.events import PolicyAttached, RunEnded, RunPlanned, SettingChanged, Value
 from bus.settings import Settings
 from services.config import RunConfig
-from services.config_file import make_config, parse_value
+from services.config_file import all_settings, make_config, parse_value
 from services.live_settings import LIVE, key_of, reason_against
 from services.local_settings import with_local_settings
 from services.plan import check_evaluation, check_version_lag, config_of
 
-KINDS = tuple(event.kind for event in (RunPlanned, SettingChanged, RunEnded))
+KINDS = tuple(event.kind for event in (RunPlanned, SettingChanged, PolicyAttached, RunEnded))
 """All that `SettingsNow` looks at."""
+OF_POLICY = "policy.params."
 OPERATOR = Producer("operator", 0)
 
 
@@ -46,6 +47,8 @@ class SettingsNow:
         self.settings = Settings()
         self.changed_at: dict[str, int] = {}
         """Name, as the log has it -> position."""
+        self.policy: PolicyAttached | None = None
+        """Who decides."""
         self.ended: RunEnded | None = None
         self.position = 0
         self._planned: RunPlanned | None = None
@@ -60,6 +63,8 @@ class SettingsNow:
             case SettingChanged():
                 if self.settings.apply(event):
                     self.changed_at[event.name] = entry.position
+            case PolicyAttached(mode="active"):
+                self.policy = event
             case RunEnded():
                 self.ended = event
             case _:
@@ -80,6 +85,7 @@ class SettingsNow:
         """
         plan = self.settings.plan
         assert plan is not None
+        check_none_is_of_a_policy(assignments, plan, self.policy)
         wanted = _wanted(assignments)
         after = with_values(config, wanted, f"run {plan.run}")
         check_version_lag(after.async_training)
@@ -141,6 +147,18 @@ def said_anew(settings: Settings, config: RunConfig, assignments: Sequence[str])
 
 def _was_changed(settings: Settings, key: str) -> bool:
     return key in LIVE and LIVE[key].name in settings.changed
+
+
+def check_none_is_of_a_policy(assignments: Sequence[str], plan: RunPlanned, active: PolicyAttached | None) -> None:
+    """A policy's own settings begin with it. Raises ConfigError, with the command that puts it in its own place with others."""
+    name, params = (plan.policy, plan.policy_params) if active is None else (active.name, active.params)
+    ours = {key.rpartition(".")[2] for key in all_settings()}
+    for assignment in assignments:
+        named, _, value = assignment.partition("=")
+        setting = named.strip().removeprefix(OF_POLICY)
+        if named.strip().startswith(OF_POLICY) or (setting in params and setting not in ours):
+            instead = f"`swingshift policy swap {plan.run} {name} --set {setting}={value.strip() or 'VALUE'}`"
+            raise ConfigError(f"{named.strip()} is a setting of a policy, with which it begins: {instead} puts it in its own place with it")
 
 
 def _wanted(assignments: Sequence[str]) -> dict[str, object]:

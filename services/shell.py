@@ -157,7 +157,7 @@ class Shell:
         """Starts, recovers, and serves until RunEnded. Raises Fenced when a newer incarnation has taken over."""
         log = self.context.open_log()
         draft = Draft(self._first_word, derived=False, cause=0, at=time.time_ns())
-        attached = log.attach(self.core.source, draft)
+        attached = log.attach(self.core.source, draft, self.context.after)
         # Of requests and answers, nine in ten entries, a policy hears nothing.
         ignores = ANSWERING if isinstance(self._first_word, PolicyAttached) else frozenset()
         self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare, ignores)

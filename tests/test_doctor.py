@@ -89,7 +89,7 @@ def test_a_run_that_ended_in_order_is_healthy_and_every_line_fits(config: Path, 
     swingshift("run", str(config), "--run", "r1", "--no-verify")
     for columns in (80, 120):
         output = swingshift("doctor", "r1", "--runs", str(runs), COLUMNS=str(columns))
-        assert "r1: ended: completed" in output
+        assert "r1: has ended (completed)" in output
         assert "nothing is wrong" in output
         assert all(len(line) <= columns for line in output.splitlines())
     assert (runs / "r1" / "tensorboard").is_dir()

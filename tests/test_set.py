@@ -93,7 +93,7 @@ def test_a_change_that_somebody_elses_has_made_impossible_meanwhile_is_reported(
 
 def test_of_a_run_whose_server_is_gone_it_says_how_to_go_on(operator: Operator) -> None:
     gone = FoundRun(operator.run, f"unix://{operator.runs}/redis.sock", operator.runs)
-    with pytest.raises(ServerAbsent, match=f"go on with it .`swingshift run --resume {operator.run}`., then set"):
+    with pytest.raises(ServerAbsent, match=f"`swingshift run --resume {operator.run}` goes on with it"):
         change_live(gone, SettingsNow(), [Change("async_training.max_lent_s", 600.0, 2.0)])
 
 

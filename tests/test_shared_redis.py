@@ -104,7 +104,7 @@ def test_each_service_runs_over_tls_under_its_own_user_and_no_password_is_in_a_c
         swingshift("plan", str(config), "--run", "r2", environment=secret)
         assert "r2 (running)" in swingshift("status", "r2", "--runs", str(tmp_path / "runs"), environment=secret)
         observer = environments["observer"]
-        assert "ended: completed" in swingshift("status", "r", environment=observer)
+        assert "has ended (completed)" in swingshift("status", "r", environment=observer)
         assert "Measured step=4" in swingshift("tail", "r", "-n", "200", "--kind", "Measured", environment=observer)
         text = swingshift("purge", "r", "--yes", status=2, environment=observer)
         assert "refuses a command" in text

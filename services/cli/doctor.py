@@ -18,11 +18,12 @@ from rich.text import Text
 from bus.entry import Entry
 from services.cli.checkup import Finding, check_log_server, check_machine, check_url
 from services.cli.mistakes import FAILED, mistakes_explained
-from services.cli.source import find, open_source
+from services.cli.source import cut_off, find, had_its_own_server, open_source
 from services.cli.status import signs_of_life
 from services.launcher.folders import FoundRun
 from services.monitor.elapsed import clock_text
-from services.monitor.findings import problems_of
+from services.monitor.findings import GONE, problems_of
+from services.monitor.last_words import ended_words
 from services.monitor.shell import read_all
 from services.monitor.situation import Situation, situation_of
 from services.monitor.waits import Due, Wait, deadlines, waits
@@ -56,16 +57,17 @@ def _examine_run(console: Console, found: FoundRun) -> list[str]:
     with open_source(found) as source, console.status("reading the log"):
         situation = situation_of(list(read_all(source, source.last_position())))
     alive = None if situation.ended is not None else signs_of_life(found, list(situation.services))
+    gone = f"the run {cut_off(found)}" if had_its_own_server(found) else GONE
     server = check_url(found.url, "the run's server") if found.url is not None and alive is not None else []
     now = time.time_ns()
-    tables = [_findings([*_head(found, situation, now), *server]), _services(situation, alive, now)]
+    tables = [_findings([*_head(found, situation, alive, now), *server]), _services(situation, alive, now)]
     if situation.ended is None:
         tables += [_waits(waits(situation), now, console.width), _deadlines(deadlines(situation), now)]
     for table in tables:
         console.print(table)
         console.print()
     server_problems = [f"{finding.name}: {finding.problem}" for finding in server if finding.problem]
-    return [*server_problems, *problems_of(situation, alive, now)]
+    return [*server_problems, *problems_of(situation, alive, now, gone)]
 
 
 def _findings(findings: Sequence[Finding]) -> Table:
@@ -77,19 +79,21 @@ def _findings(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _head(place: FoundRun, found: Situation, now: int) -> list[Finding]:
+def _head(place: FoundRun, found: Situation, alive: dict[str, int] | None, now: int) -> list[Finding]:
     plan, books, last = found.plan, found.trainer.books, found.last
     return [
-        Finding("run", f"{place.run}: {_state(found)}"),
+        Finding("run", f"{place.run}: {_state(found, alive)}"),
         Finding("steps", "" if plan is None else f"{books.steps_done} of {plan.total_steps}, version {max(0, books.version)}"),
         Finding("samples", f"{len(books.ready)} ready, {len(books.in_flight)} in flight, {books.trained} trained"),
         Finding("last entry", f"{last.position}: {last.event.kind} of {last.source}, {_age(last, now)} ago"),
     ]
 
 
-def _state(found: Situation) -> str:
+def _state(found: Situation, alive: dict[str, int] | None) -> str:
     if found.ended is not None:
-        return f"ended: {found.ended.reason}{': ' + found.ended.detail if found.ended.detail else ''}"
+        return ended_words(found.ended)
+    if alive is None:
+        return "was cut off"
     if "BoundaryOpened" not in found.newest:
         return "starting"
     return "stopping" if found.trainer.books.stop_requested else "running"

@@ -71,14 +71,17 @@ def _add_changes(policy: typer.Typer) -> None:
         runs: Runs = RUNS,
         wait_s: Patience = PATIENCE_S,
     ) -> None:
-        """Let another policy decide in a run that goes on. Exit status 1: it was refused, and nothing was changed."""
+        """Let another policy decide in a run that goes on.
+
+        Exit status 1: the run refused it, or nothing came of it. 2: a mistake, and the run was not asked.
+        """
         from services.cli.policy_change import Place, swap_command
 
         swap_command(Place(run, redis, runs, wait_s), name, settings)
 
     @policy.command()
     def rollback(run: Named, redis: Redis = None, runs: Runs = RUNS, wait_s: Patience = PATIENCE_S) -> None:
-        """Let the policy decide again that decided before the present one."""
+        """Let the policy decide again that decided before the present one. Twice goes back and forth between the last two."""
         from services.cli.policy_change import Place, rollback_command
 
         rollback_command(Place(run, redis, runs, wait_s))

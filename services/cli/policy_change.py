@@ -11,17 +11,17 @@ from pathlib import Path
 
 import typer
 
-from bus.errors import ConfigError, SwingshiftError
-from bus.events import PolicyRefused, PolicyRequested
-from bus.redis_log import RedisLog
+from bus.errors import ConfigError, LogUnavailable, SwingshiftError
+from bus.events import PolicyRefused, PolicyRequested, RunEnded
+from bus.recording import FILE_NAME, Recording
 from services.cli.mistakes import INTERRUPTED, mistakes_explained
 from services.cli.policy_requests import detach_request, policy_settings, promote_request, rollback_request, shadow_request, swap_request
 from services.cli.policy_state import PolicyState, catch_up, read_state
 from services.cli.screen import TerminalScreen
-from services.cli.source import find, open_source
+from services.cli.source import find, open_log, open_source
 from services.cli.waiting import Waiting
 from services.launcher.folders import FoundRun
-from services.monitor.policy_history import Stretch
+from services.monitor.last_words import ended_words
 from services.policy.asking import Outcome, ask, wait_for
 from services.policy.source import short_name
 
@@ -69,42 +69,44 @@ def detach_command(place: Place, label: str) -> None:
 def _change(place: Place, request_for: Request) -> None:
     with mistakes_explained():
         found = find(place.named, place.runs, place.redis)
-        if found.url is None:
-            raise ConfigError(f"run {found.run} does not run: its embedded server is gone")
         screen = TerminalScreen()
         try:
             with open_source(found) as source:
                 state = read_state(found, source, screen.working)
                 _check_runs(found, state)
-                before, request = state.history.active, request_for(state)
-                outcome = _ask(place, found.url, found, request)
+                request = request_for(state)
+                outcome = _ask(place, found, request, state.position)
                 if outcome is not None:
                     catch_up(state, source, outcome.entry.position)
         finally:
             screen.end()
         if outcome is not None:
-            typer.echo(f"run {found.run}: {done_words(state, request, outcome, before)}")
+            typer.echo(f"run {found.run}: {done_words(state, request, outcome)}")
             typer.echo(_hint(state, request, outcome, place.named))
 
 
 def _check_runs(found: FoundRun, state: PolicyState) -> None:
     if state.ended is not None:
-        raise ConfigError(f"run {found.run} has ended ({state.ended.reason}, {state.position} entries): there is nothing left to decide")
+        raise ConfigError(f"run {found.run} {ended_words(state.ended)}: there is nothing left to decide")
     if not state.is_asked:
         why = "it has no hybrid replica, or use_dynamic_resource_scheduling is false"
         typer.echo(f"swingshift: warning: run {found.run} asks no policy, for {why}", err=True)
 
 
-def _ask(place: Place, url: str, found: FoundRun, request: PolicyRequested) -> Outcome | None:
+def _ask(place: Place, found: FoundRun, request: PolicyRequested, since: int) -> Outcome | None:
     """What came of it; None: it was not to be waited for. Raises SwingshiftError when nothing was changed."""
-    with RedisLog.open(url, found.run) as log:
+    with open_log(found) as log:
+        log.waiting = lambda error, left_s: _check_end(found)
         try:
             position = ask(log, request)
             if not place.wait_s:
                 typer.echo(f"run {found.run}: asked (entry {position}); `swingshift policy status {place.named}` shows what comes of it")
                 return None
             with Waiting(_waited_for(request)) as waiting:
-                outcome = wait_for(log, position, request, place.wait_s, waiting.tell)
+                outcome = wait_for(log, position, request, place.wait_s, waiting.tell, since=since)
+        except LogUnavailable:
+            _check_end(found)
+            raise
         except KeyboardInterrupt:
             typer.echo(f"no longer waited for; what was asked for stays: `swingshift policy status {place.named}` shows what comes of it")
             raise typer.Exit(INTERRUPTED) from None
@@ -114,10 +116,22 @@ def _ask(place: Place, url: str, found: FoundRun, request: PolicyRequested) -> O
             f"supervisor, or `swingshift serve policy`). `swingshift doctor {place.named}` says who is missing; the request stays"
         )
     if outcome.how == "ended":
-        raise SwingshiftError(f"run {found.run} ended before anything came of entry {position}")
+        assert isinstance(outcome.entry.event, RunEnded)
+        raise SwingshiftError(f"run {found.run} {ended_words(outcome.entry.event)} before anything came of entry {position}")
     if outcome.how == "refused":
         raise SwingshiftError(refused_words(outcome))
     return outcome
+
+
+def _check_end(found: FoundRun) -> None:
+    """Its server does not answer: an embedded one ends with its run. Raises SwingshiftError when the recording says that this is so."""
+    if not (found.folder / FILE_NAME).is_file():
+        return
+    with Recording.open(found.folder) as recording:
+        for row in recording.rows(1, recording.last_position(), (RunEnded.kind,)):
+            event = row.entry().event
+            if isinstance(event, RunEnded):
+                raise SwingshiftError(f"run {found.run} {ended_words(event)}: there is nothing left to decide")
 
 
 def _waited_for(request: PolicyRequested) -> str:
@@ -132,7 +146,7 @@ def refused_words(outcome: Outcome) -> str:
     return "\n".join([f"refused{stage} (entry {outcome.entry.position}), nothing was changed:", *(f"  {line}" for line in lines)])
 
 
-def done_words(state: PolicyState, request: PolicyRequested, outcome: Outcome, before: Stretch | None) -> str:
+def done_words(state: PolicyState, request: PolicyRequested, outcome: Outcome) -> str:
     """What happened, from where on it counts, and what was before."""
     position, active = outcome.entry.position, state.history.active
     shadow = state.history.shadows.get(outcome.entry.source)
@@ -140,6 +154,8 @@ def done_words(state: PolicyState, request: PolicyRequested, outcome: Outcome, b
         return f"shadow {request.label} watches no more (entry {position})"
     if shadow is not None:
         return f"policy {shadow.chosen} watches as {shadow.label} from entry {position} on; boundary {shadow.boundary} is its first"
+    # As the log has it: others may have asked, too.
+    before = state.history.stretches[-2] if len(state.history.stretches) > 1 else None
     former = "" if before is None else f"\nbefore it: policy {before.chosen}, since entry {before.position}"
     return f"policy {active.chosen} decides from entry {position} on; boundary {active.boundary} is its first{former}"
 

@@ -13,7 +13,7 @@ from services.monitor.policy_history import Chosen
 from services.policy.core import SOURCE
 from services.policy.making import make_policy
 from services.policy.roster import Attachment
-from services.policy.source import read_source, short_name
+from services.policy.source import check_label, label_like, read_source, short_name
 
 
 def policy_settings(assignments: Sequence[str]) -> dict[str, Value]:
@@ -38,15 +38,15 @@ def swap_request(name: str, params: Mapping[str, Value]) -> PolicyRequested:
 
 def shadow_request(state: PolicyState, name: str, params: Mapping[str, Value], label: str | None) -> PolicyRequested:
     """A policy watches, under a label that no shadow of this run has had. Raises ConfigError."""
+    if label is not None:
+        check_label(label)
     request, roster = _made("shadow", name, params), state.roster
     if label is None:
-        return request.model_copy(update={"label": roster.free_label(short_name(name))})
-    if not label.replace("-", "_").replace(".", "_").isidentifier():
-        raise ConfigError(f"--label {label}: it must be made of letters, digits, - . and _, and begin with a letter")
+        return request.model_copy(update={"label": roster.free_label(label_like(short_name(name)))})
     if label in roster.labels:
         watching = roster.shadows.get(label)
         whose = "was that of a shadow of this run before" if watching is None else f"is that of {words_of(watching)}, which watches"
-        raise ConfigError(f"--label {label} {whose}: choose another one, {roster.free_label(label)} is free")
+        raise ConfigError(f"--label {label} {whose}: choose another one, {roster.free_label(label_like(label))} is free")
     return request.model_copy(update={"label": label})
 
 

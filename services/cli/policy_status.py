@@ -13,9 +13,10 @@ from rich.text import Text
 from services.cli.mistakes import mistakes_explained
 from services.cli.policy_state import PolicyState, read_state
 from services.cli.screen import TerminalScreen
-from services.cli.source import find, open_source
+from services.cli.source import cut_off, find, open_source
 from services.cli.status import signs_of_life
 from services.launcher.folders import FoundRun
+from services.monitor.last_words import ended_words
 from services.monitor.notes import asked_words
 from services.monitor.policy_numbers import policy_numbers
 from services.monitor.policy_tables import comparisons_table, differences_table, policies_table
@@ -56,8 +57,8 @@ def _facts(found: FoundRun, state: PolicyState, alive: dict[str, int] | None) ->
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    ended = "running" if state.ended is None else f"ended: {state.ended.reason}"
-    table.add_row("run", f"{found.run} ({ended}), {state.position} entries, boundary {state.shadows.next_boundary} is the next")
+    how = ended_words(state.ended) if state.ended is not None else cut_off(found) if alive is None else "(running)"
+    table.add_row("run", f"{found.run} {how}, {state.position} entries, boundary {state.shadows.next_boundary} is the next")
     active = history.active
     if active is None:
         table.add_row("decides", "nobody yet")
@@ -67,6 +68,9 @@ def _facts(found: FoundRun, state: PolicyState, alive: dict[str, int] | None) ->
     for shadow in history.shadows.values():
         life = _life(alive, shadow.source, shadow.epoch) if state.ended is None else ""
         table.add_row("watches", f"{shadow.label}: {shadow.chosen}, since entry {shadow.position}, boundary {shadow.boundary}{life}")
+    for policy in (active, *history.shadows.values()):
+        if policy is not None and policy.losses.count:
+            table.add_row("lost", Text(f"{policy.chosen}: {policy.losses}", "red"))
     for position, event in state.roster.open.items():
         table.add_row("pending", f"entry {position}: {asked_words(event)}")
     for refusal in list(history.refusals)[-MOST_REFUSALS:]:

@@ -28,4 +28,6 @@ def policy_test_command(name: str, settings: Sequence[str], limit_s: float) -> N
     if failed:
         typer.echo(f"{failed} of {len(findings)} failed: a run would refuse it, or go wrong with it")
         raise typer.Exit(FAILED)
-    typer.echo(f"all {len(findings)} passed: it may be swapped into a run")
+    left_out = sum(not finding.checked for finding in findings)
+    count = f"all {len(findings)}" if not left_out else f"{len(findings) - left_out} of {len(findings)}"
+    typer.echo(f"{count} passed{f', {left_out} could not be checked' if left_out else ''}: it may be swapped into a run")

@@ -9,13 +9,13 @@ from pathlib import Path
 import typer
 
 from bus.entry import Draft
-from bus.errors import ConfigError, ServerAbsent
-from bus.redis_log import RedisLog
+from bus.errors import ConfigError
 from services.cli.mistakes import mistakes_explained
-from services.cli.source import Source, find, open_source
+from services.cli.source import Source, find, open_log, open_source
 from services.config import RunConfig
 from services.launcher.folders import FoundRun
 from services.live_settings import LIVE
+from services.monitor.last_words import ended_words
 from services.setting_changes import KINDS, OPERATOR, Change, SettingsNow, shown, value_of
 
 READ_LIMIT = 4096
@@ -50,7 +50,7 @@ def changed(found: FoundRun, now: SettingsNow, config: RunConfig, assignments: S
     """Changes the settings; a line for each. Raises ConfigError, LogMissing, ServerError."""
     changes = now.changes(assignments, config)
     if now.ended is not None:
-        raise ConfigError(f"run {found.run} has ended ({now.ended.reason}): nobody would honour a change")
+        raise ConfigError(f"run {found.run} {ended_words(now.ended)}: nobody would honour a change")
     positions = change_live(found, now, changes)
     lines = []
     for change, position in zip(changes, positions, strict=True):
@@ -64,14 +64,7 @@ def change_live(found: FoundRun, now: SettingsNow, changes: Sequence[Change]) ->
     """Appends the changes in one call and sees that they count; returns their positions. Raises ConfigError, LogMissing, ServerError."""
     if not changes:
         return []
-    go_on = f"go on with it (`swingshift run --resume {found.run}`), then set"
-    if found.url is None:
-        raise ConfigError(f"run {found.run} does not run: its embedded server is gone; {go_on}")
-    try:
-        log = RedisLog.open(found.url, found.run)
-    except ServerAbsent as error:
-        raise ServerAbsent(f"{error}; if run {found.run} does not run any more, {go_on}") from error
-    with log:
+    with open_log(found) as log:
         first = log.append(OPERATOR, [Draft(change.event(), derived=False, cause=0, at=time.time_ns()) for change in changes])
         positions = list(range(first, first + len(changes)))
         while now.position < positions[-1]:

@@ -10,10 +10,14 @@ from typing import Protocol
 
 from bus.connection import Connection
 from bus.entry import Entry
-from bus.errors import ConfigError, LogMissing, ServerError
+from bus.errors import ConfigError, LogMissing, ServerAbsent, ServerError
+from bus.events import RunEnded
 from bus.history import History
 from bus.recording import FILE_NAME, Recording, Row
-from services.launcher.folders import FoundRun, find_run
+from bus.redis_log import RedisLog
+from services.launcher.folders import FoundRun, find_run, named_by
+from services.local_settings import INFO
+from services.monitor.last_words import ended_words
 
 ARCHIVER_S = 5.0
 """How long somebody who looks waits for an archiver on another host to send what the server has forgotten."""
@@ -77,6 +81,43 @@ def open_source(found: FoundRun) -> Iterator[Source]:
         return
     with Recording.open(found.folder) as recording:
         yield Recorded(recording)
+
+
+def open_log(found: FoundRun) -> RedisLog:
+    """The log of a live run, to append to. Raises ConfigError, with how to go on, when the run was cut off; LogMissing, ServerError."""
+    if found.url is None:
+        raise ConfigError(f"run {found.run} {_how_it_ended(found) or cut_off(found)}")
+    try:
+        return RedisLog.open(found.url, found.run)
+    except ServerAbsent as error:
+        if had_its_own_server(found):
+            raise ConfigError(f"run {found.run} {_how_it_ended(found) or cut_off(found)}") from error
+        raise ServerAbsent(f"{error}; if run {found.run} does not run any more, {_go_on(found)}") from error
+
+
+def had_its_own_server(found: FoundRun) -> bool:
+    """The run was begun here, with an embedded server: where that is gone, nobody but a resumption starts it again."""
+    return (found.folder / INFO).is_file() and named_by(found.folder) is None
+
+
+def cut_off(found: FoundRun) -> str:
+    """Said of a run that has not ended and whose server is gone."""
+    whose = "its embedded server is gone, and so is who ran it" if had_its_own_server(found) else "its server does not answer"
+    return f"was cut off: {whose}; {_go_on(found)}"
+
+
+def _how_it_ended(found: FoundRun) -> str:
+    """As its recording has it; empty if that does not say."""
+    if not (found.folder / FILE_NAME).is_file():
+        return ""
+    with Recording.open(found.folder) as recording:
+        row = recording.newest(RunEnded.kind, recording.last_position())
+        event = None if row is None else row.entry().event
+    return ended_words(event) if isinstance(event, RunEnded) else ""
+
+
+def _go_on(found: FoundRun) -> str:
+    return f"`swingshift run --resume {found.run}` goes on with it"
 
 
 def server_of(found: FoundRun) -> Connection | None:

@@ -28,8 +28,9 @@ from bus.events import (
     SwitchStarted,
 )
 from services.cli.mistakes import mistakes_explained
-from services.cli.source import Source, find, open_source
+from services.cli.source import Source, cut_off, find, open_source
 from services.launcher.folders import FoundRun
+from services.monitor.last_words import ended_words
 from services.monitor.shell import read_all
 from services.setting_changes import shown
 
@@ -92,8 +93,9 @@ def status_command(named: str, redis: str | None, runs: Path) -> None:
         with open_source(found) as source:
             status = read_status(source)
         console = Console()
-        console.print(_facts(found, status))
-        console.print(_services(status, signs_of_life(found, list(status.services))))
+        alive = signs_of_life(found, list(status.services))
+        console.print(_facts(found, status, alive))
+        console.print(_services(status, alive))
 
 
 def read_status(source: Source) -> Status:
@@ -104,11 +106,10 @@ def read_status(source: Source) -> Status:
     return status
 
 
-def _facts(found: FoundRun, status: Status) -> Table:
+def _facts(found: FoundRun, status: Status, alive: dict[str, int] | None) -> Table:
     books, table = status.books, Table(box=None, show_header=False)
     plan = books.plan
-    state = f"ended: {status.ended.reason} {status.ended.detail}" if status.ended else "stopping" if books.stop_requested else "running"
-    table.add_row("run", f"{found.run} ({state.strip()})")
+    table.add_row("run", f"{found.run} {_state(found, status, alive)}")
     table.add_row("folder", str(found.folder))
     table.add_row("log", f"{status.position} entries")
     if plan is not None:
@@ -126,6 +127,14 @@ def _facts(found: FoundRun, status: Status) -> Table:
         stalled = status.stalled
         table.add_row("stalled", f"{stalled.have} of {stalled.need} samples, waiting for {', '.join(stalled.waiting_on)}")
     return table
+
+
+def _state(found: FoundRun, status: Status, alive: dict[str, int] | None) -> str:
+    if status.ended is not None:
+        return ended_words(status.ended)
+    if alive is None:
+        return cut_off(found)
+    return "(stopping)" if status.books.stop_requested else "(running)"
 
 
 def _holder(status: Status) -> str:

@@ -48,6 +48,6 @@ class ThreadHandle:
         self._code = run_main(
             context_for(
                 spec.service, place.url, place.run, place.folder, spec.name,
-                in_process=True, request=spec.request, candidate=spec.candidate,
+                in_process=True, request=spec.request, candidate=spec.candidate, after=spec.after,
             )
         )  # fmt: skip

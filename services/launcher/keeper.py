@@ -5,13 +5,15 @@
     lost ─▶ ServiceLost ─▶ the newest one that attached is started again
     silent after a boundary's deadline ─▶ killed, so lost
 
-While a candidate is on its way nothing else is started that could attach under its source, so two never race for an epoch.
+One that was lost is started again also while a candidate is on its way: it may only follow the epoch that its keeper knows as the newest,
+so that, whoever is first, the newer choice counts in the end.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from bus.entry import Entry
 from bus.events import (
@@ -23,6 +25,7 @@ from bus.events import (
     ShadowVerdict,
     SwitchRequested,
 )
+from bus.log import WHATEVER
 from bus.requests import ANSWERING
 from services.config import SupervisorConfig
 from services.entry import FENCED, MISTAKEN
@@ -222,8 +225,13 @@ class Keeper:
             logger.warning("hangs: source=%s epoch=%d", child.spec.source, child.epoch)
             child.suspect_at = None
             child.hangs = child.handle.kill()
-        elif child.due_at is not None and child.due_at <= self._clock() and child.spec.source not in self._trials.by_source:
+        elif child.due_at is not None and child.due_at <= self._clock():
+            child.spec = replace(child.spec, after=self._newest_epoch() if child.spec.source in self._trials.by_source else WHATEVER)
             self._spawn(child)
+
+    def _newest_epoch(self) -> int:
+        """Of those that were active."""
+        return self.roster.active.epoch if self.roster.active is not None else 0
 
     def _lose(self, child: Kept, code: int) -> None:
         """An exit, verified: what it said last is in the log, perhaps not yet read; whether it was replaced, or the run ended, too."""
@@ -232,7 +240,8 @@ class Keeper:
         if self.ended or self.children.get(source) is not child:
             return
         child.handle = None
-        if code == FENCED:
+        # One that was to follow another may have come too late because of the last word of its own predecessor only.
+        if code == FENCED and (child.epoch or child.spec.after == WHATEVER):
             logger.warning("replaced by another incarnation, which is not ours: source=%s", source)
             self.given_up = FENCED if source == SOURCE else self.given_up
             return

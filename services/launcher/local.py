@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import bus.die_with_parent
+from bus.log import WHATEVER
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
 
 Command = Callable[[ServiceSpec], Sequence[str]]
@@ -52,9 +53,11 @@ class LocalLauncher:
         name = ["--name", spec.name] if spec.name else []
         chosen = ["--request", str(spec.request)] if spec.request else []
         candidate = ["--candidate"] if spec.candidate else []
+        after = ["--after", str(spec.after)] if spec.after != WHATEVER else []
         folder = ["--folder", str(self._place.folder)]
         return [
             sys.executable, "-P", "-m", "services.entry", spec.service, "--run", self._place.run, *folder, *name, *chosen, *candidate,
+            *after,
         ]  # fmt: skip
 
 

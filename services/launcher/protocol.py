@@ -6,6 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from bus.log import WHATEVER
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
@@ -18,6 +20,8 @@ class ServiceSpec:
     """A policy's: position of the PolicyRequested that chose it; 0: the plan did."""
     candidate: bool = False
     """A policy's: it is to warm up and to answer in trial before it attaches."""
+    after: int = WHATEVER
+    """A policy's: it may only follow this epoch, for a newer choice may attach before it does."""
 
     @property
     def source(self) -> str:

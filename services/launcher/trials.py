@@ -7,7 +7,6 @@ PolicyRequested ─▶ started, one at a time a kind ─┬─ PolicyAttached(re
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,7 +19,7 @@ from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
 from services.policy.core import SOURCE
 from services.policy.roster import Roster
-from services.policy.source import short_name
+from services.policy.source import check_label, label_like, short_name
 from services.policy.trial import Stage, Told, read_trial, trial_file
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 LONGEST_TRIAL = 20
 """A candidate that gets on, but does not get there, is given up after so many times `candidate_s`."""
 MAX_SHADOWS = 32
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 MAX_DETAIL = 4_000
 """Characters of a refusal's detail: the end of it."""
 
@@ -125,7 +123,7 @@ class Trials:
         try:
             label = self._label_for(asked)
         except ConfigError as error:
-            self._refuse(position, asked, "load", str(error))
+            self._refuse(position, asked, "attach", str(error))
             return
         self._begun[position] = None
         trial_file(self._place.folder, position).unlink(missing_ok=True)
@@ -142,9 +140,8 @@ class Trials:
             return ""
         if len(shadows) >= MAX_SHADOWS:
             raise ConfigError(f"{MAX_SHADOWS} shadows watch this run already: let one go with `swingshift policy detach`")
-        label = asked.label or self._roster.free_label(short_name(asked.name))
-        if not LABEL.fullmatch(label):
-            raise ConfigError(f"{label!r} cannot be a label: letters, digits, `_`, `.` and `-`, at most 40")
+        label = asked.label or self._roster.free_label(label_like(short_name(asked.name)))
+        check_label(label)
         if label in shadows:
             raise ConfigError(f"there is a shadow {label!r} already: choose another label, or let it go with `swingshift policy detach`")
         return label

@@ -5,29 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bus.events import Stalled
+from services.monitor.last_words import ended_words, last_words
 from services.monitor.situation import ServiceState, Situation
 from services.monitor.waits import deadlines, waits
-from services.policy.core import label_of
+from services.policy.core import SOURCE, label_of
 
+GONE = "the log has no end and its server does not answer: the run was cut off; start the server again, then its services"
 IN_ORDER = ("completed", "prompts_exhausted", "stopped")
 """Ends of a run that are no failure."""
 LATE_S = 10.0
 """How long after its time a deadline may still be on its way into the log."""
+RECENT_S = 600.0
+"""How long a policy that was lost twice or more often counts as one that fails."""
 RESTART_S = 60.0
 """How long a restart may take before it is a problem."""
 
 
-def problems_of(found: Situation, alive: Mapping[str, int] | None, now: int) -> list[str]:
-    """In words, with what to do. `alive`: service -> epoch that shows a sign of life; None: there is no server to ask. `now`: ns."""
+def problems_of(found: Situation, alive: Mapping[str, int] | None, now: int, gone: str = GONE) -> list[str]:
+    """In words, with what to do. `alive`: service -> epoch that shows a sign of life; None: there is no server to ask. `now`: ns.
+
+    `gone`: what is said when there is none, though the run has not ended.
+    """
     if found.ended is not None:
         ended = found.ended
-        words = (
-            f"the run ended: {ended.reason}{': ' + ended.detail if ended.detail else ''}; what services said is in the run's logs folder"
-        )
+        words = f"the run {ended_words(ended)}; what services said is in the run's logs folder"
         return [] if ended.reason in IN_ORDER else [words]
     if alive is None:
-        return ["the log has no end and its server does not answer: the run was cut off; start the server again, then its services"]
-    return [*_lost(found, alive, now), *_stuck(found, now, controller="controller" in alive)]
+        return [gone]
+    return [*_lost(found, alive, now), *_failing(found, now), *_stuck(found, now, controller="controller" in alive)]
 
 
 def _lost(found: Situation, alive: Mapping[str, int], now: int) -> Iterator[str]:
@@ -40,6 +45,27 @@ def _lost(found: Situation, alive: Mapping[str, int], now: int) -> Iterator[str]
             yield f"{source} is lost and will not be restarted{_detail(state)}: {_consequence(source)}"
         elif state.state == "lost, restarting" and (now - state.entry.at) / 1e9 > RESTART_S:
             yield f"{source} is lost and has not started again for {(now - state.entry.at) / 1e9:.0f} s{_detail(state)}"
+
+
+def _failing(found: Situation, now: int) -> Iterator[str]:
+    """Policies whose own code fails again and again."""
+    run, history = "RUN" if found.plan is None else found.plan.run, found.policies
+    for source, policy in ((SOURCE, history.active), *history.shadows.items()):
+        state = found.services.get(source)
+        if policy is None or state is None or not policy.losses.count or state.state == "lost":
+            continue
+        seconds = (now - policy.losses.at) / 1e9
+        if state.is_here and (policy.losses.count < 2 or seconds > RECENT_S):
+            continue
+        words = f"policy {policy.chosen}{f' in the shadow {label_of(source)}' if label_of(source) else ''} fails: it was lost"
+        yield f"{words} {policy.losses}, {max(0.0, seconds):.0f} s ago, and is started again; {_way_out(found, source, run)}"
+
+
+def _way_out(found: Situation, source: str, run: str) -> str:
+    if label_of(source):
+        return f"`swingshift policy detach {run} {label_of(source)}` ends it"
+    back = f"`swingshift policy rollback {run}` lets the one before it decide again, " if found.policies.num_stretches > 1 else ""
+    return f"boundaries pass without its verdict meanwhile: {back}`swingshift policy swap {run} NAME` lets another one decide"
 
 
 def _stuck(found: Situation, now: int, controller: bool) -> Iterator[str]:
@@ -59,7 +85,8 @@ def _stuck(found: Situation, now: int, controller: bool) -> Iterator[str]:
 
 
 def _detail(state: ServiceState) -> str:
-    return f" ({state.detail.strip().splitlines()[-1]})" if state.detail.strip() else ""
+    said = last_words(state.detail)
+    return f" ({said})" if said else ""
 
 
 def _consequence(source: str) -> str:

@@ -28,6 +28,7 @@ from bus.events import (
     SwitchDone,
     SwitchRejected,
 )
+from services.monitor.last_words import last_words
 from services.monitor.policy_history import Chosen
 from services.monitor.summary import Summary
 from services.monitor.swings import SwingCost
@@ -145,4 +146,5 @@ def asked_words(event: PolicyRequested) -> str:
 
 
 def _detail(text: str) -> str:
-    return f": {text.splitlines()[-1]}" if text.strip() else ""
+    said = last_words(text)
+    return f": {said}" if said else ""

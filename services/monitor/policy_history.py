@@ -15,8 +15,11 @@ from hashlib import blake2b
 
 from bus.entry import Entry
 from bus.events import PolicyAttached, PolicyDetached, PolicyRefused, PolicyRequested, ServiceLost, Value
-from services.policy.core import label_of, source_of
+from services.monitor.last_words import last_words
+from services.policy.core import SOURCE, label_of, source_of
 
+RESUMED = "the run was resumed"
+"""Said of all services when a run goes on."""
 MOST_KEPT = 256
 """Stretches, shadows and refusals that are kept, the newest ones; the others are only counted."""
 
@@ -49,6 +52,27 @@ class Chosen:
 
 
 @dataclass
+class Losses:
+    """How often a policy's process was lost, which is started again then. A run that was resumed has lost nothing."""
+
+    count: int = 0
+    position: int = 0
+    """Of the last one."""
+    at: int = 0
+    error: str = ""
+    """What it said last."""
+
+    def add(self, entry: Entry, detail: str) -> None:
+        """Once more."""
+        self.count += 1
+        self.position, self.at, self.error = entry.position, entry.at, last_words(detail)
+
+    def __str__(self) -> str:
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return f"{times}, last at entry {self.position}{f': {self.error}' if self.error else ''}"
+
+
+@dataclass
 class Stretch:
     """The part of a run in which one policy decided."""
 
@@ -65,6 +89,7 @@ class Stretch:
     restarts: int = 0
     until: int | None = None
     """Position of its successor's PolicyAttached."""
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass
@@ -84,6 +109,7 @@ class Shadow:
     """Where it ended."""
     ended: str = ""
     """Why."""
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +125,7 @@ class Refusal:
     detail: str
 
     def __str__(self) -> str:
-        last = self.detail.strip().splitlines()[-1] if self.detail.strip() else "no reason was said"
+        last = last_words(self.detail) or "no reason was said"
         what = self.label or self.name.rpartition(":")[2] or "a policy"
         return f"{self.action or 'a request'} of {what} was refused at {self.stage}: {last}"
 
@@ -136,8 +162,8 @@ class PolicyHistory:
                 self._refuse(entry.position, event)
             case PolicyDetached() as event:
                 self._end_shadow(entry.source, entry.position, event.reason)
-            case ServiceLost(restarting=False) as event:
-                self._end_shadow(event.service, entry.position, "lost")
+            case ServiceLost() as event:
+                self._lose(entry, event)
             case _:
                 pass
 
@@ -180,6 +206,13 @@ class PolicyHistory:
         if shadow is not None:
             shadow.until, shadow.ended = position, reason
             self.past_shadows.append(shadow)
+
+    def _lose(self, entry: Entry, event: ServiceLost) -> None:
+        policy = self.active if event.service == SOURCE else self.shadows.get(event.service)
+        if policy is not None and policy.epoch == event.epoch and event.detail != RESUMED:
+            policy.losses.add(entry, event.detail)
+        if not event.restarting:
+            self._end_shadow(event.service, entry.position, "lost")
 
     def _refuse(self, position: int, event: PolicyRefused) -> None:
         asked = self.pending.pop(event.request, None)

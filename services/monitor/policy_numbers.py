@@ -33,6 +33,8 @@ def _stretch(stretch: Stretch) -> dict[str, object]:
         "first_boundary": stretch.boundary,
         "until": stretch.until,
         "restarts": stretch.restarts,
+        "losses": stretch.losses.count,
+        "last_error": stretch.losses.error or None,
     }
 
 
@@ -46,6 +48,8 @@ def _shadow(shadow: Shadow) -> dict[str, object]:
         "until": shadow.until,
         "ended": shadow.ended,
         "restarts": shadow.restarts,
+        "losses": shadow.losses.count,
+        "last_error": shadow.losses.error or None,
     }
 
 

@@ -31,6 +31,7 @@ from bus.events import (
 )
 from bus.host import own
 from services.controller.core import ControllerCore
+from services.monitor.policy_history import PolicyHistory
 from services.rollouter.core import RollouterCore
 from services.trainer.core import TrainerCore
 
@@ -74,6 +75,7 @@ class Situation:
     """(request, attempt) -> its entry, while it has no outcome."""
     armed: dict[str, tuple[Entry, float]] = field(default_factory=dict)
     """Deadline of the controller -> (the entry since which it runs, its seconds)."""
+    policies: PolicyHistory = field(default_factory=PolicyHistory)
     stalled: Entry | None = None
     ended: RunEnded | None = None
     plan: RunPlanned | None = None
@@ -130,6 +132,7 @@ def _arm(found: Situation, entry: Entry) -> None:
 def _note(found: Situation, entry: Entry) -> None:
     event = entry.event
     found.newest[event.kind] = entry
+    found.policies.apply(entry, found.trainer.books.version)
     if isinstance(event, _MOVES):
         found.stalled = None
     match event:

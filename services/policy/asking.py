@@ -52,13 +52,15 @@ def wait_for(
     patience_s: float,
     tell: Callable[[float], None] = lambda seconds: None,
     clock: Callable[[], float] = time.monotonic,
+    since: int | None = None,
 ) -> Outcome | None:
     """The outcome of the request at `position`; None: there is none after `patience_s`, nobody may be there to keep policies.
 
+    `since`: up to where the log was known when it was asked; the run may have ended in between.
     `tell` is told, now and then, how many seconds it has been waited. A promotion is over with its PolicyAttached; its shadow detaches
     by itself then. Raises LogError.
     """
-    began, after = clock(), position
+    began, after = clock(), position if since is None else since
     while (waited := clock() - began) < patience_s:
         tell(waited)
         for entry in reading.read(after, READ_LIMIT, BLOCK_MS):

@@ -17,10 +17,13 @@ from bus.entry import Entry
 from bus.errors import ConfigError, LogError, PolicyFailed, ServerError, SwingshiftError
 from bus.events import RunEnded
 from bus.history import History
+from bus.snapshot import freeze
+from policies.view import ScheduleView
 from services.context import ServiceContext
+from services.policy.answers import shown
 from services.policy.core import PolicyCore
 from services.policy.loading import told
-from services.policy.newcomer import Newcomer, Overtaken, answer_in_trial
+from services.policy.newcomer import Newcomer, Overtaken, answer_in_trial, made_up_boundary
 from services.policy.source import file_and_class, is_in_file
 from services.policy.trial import Trial
 from services.shell import Caught
@@ -65,6 +68,8 @@ class Candidate:
         self._snapshots = snapshots
         self._history: History = context.open_history()
         self._newcomer = Newcomer(core, self._try_out)
+        self._has_answered = False
+        """It was asked for a verdict."""
 
     @property
     def core(self) -> PolicyCore:
@@ -147,22 +152,34 @@ class Candidate:
     def _try_out(self, core: PolicyCore) -> None:
         """The boundary that is open is answered, and nobody hears of it."""
         self._trial.at("answer", self._newcomer.position)
-        began = time.monotonic()
-        answer_in_trial(core)
-        seconds = time.monotonic() - began
-        plan, boundary = core.view.books.plan, core.view.boundary
-        if plan is not None and boundary is not None and seconds > plan.deadlines.verdict_s:
-            limit_s = plan.deadlines.verdict_s
-            self._fail(f"its answer to boundary {boundary.version} took {seconds:.1f} s, deadlines.verdict_s is {limit_s:g}")
+        self._ask_twice(core, core.view, lambda: answer_in_trial(core))
+        self._has_answered = True
         self._trial.at("warm_up", self._newcomer.position)
 
     def _try_out_now(self) -> None:
-        """Whatever there is to be said in the present state; a run may be asked for another policy before its first boundary."""
+        """Whatever there is to be said in the present state, and a verdict at least once."""
         self._trial.at("answer")
-        answer_in_trial(self.core)
-        number = self.core.policy.give_back_at(self.core.view)
-        if not isinstance(number, int):
-            self._fail(f"give_back_at returned {number!r}: a number of ready samples is expected")
+        core = self.core
+        if core.view.asks_boundaries and not core.view.is_open and not self._has_answered:
+            made_up = made_up_boundary(core.view)
+            self._ask_twice(core, made_up, lambda: core.answer_to(made_up))
+        self._ask_twice(core, core.view, lambda: answer_in_trial(core))
+        self._ask_twice(core, core.view, core.number)
+
+    def _ask_twice(self, core: PolicyCore, view: ScheduleView, question: Callable[[], object]) -> None:
+        """Answers within the time that a verdict has, and the same again."""
+        before, began = freeze(core.policy), time.monotonic()
+        answer = question()
+        seconds = time.monotonic() - began
+        plan, boundary = view.books.plan, view.boundary
+        if plan is not None and seconds > plan.deadlines.verdict_s:
+            what = "its answer" if boundary is None else f"its answer to boundary {boundary.version}"
+            self._fail(f"{what} took {seconds:.1f} s, deadlines.verdict_s is {plan.deadlines.verdict_s:g}")
+        if freeze(core.policy) != before:
+            self._fail("answering changes the policy: only decided(view) and lent(view) may change what it remembers")
+        again = question()
+        if again != answer:
+            self._fail(f"answering changes the policy: asked twice in the same state, it said {shown(answer)}, then {shown(again)}")
 
     def _told(self, error: Exception) -> str:
         """What it raised, with the lines of the user's file that led to it."""

@@ -8,7 +8,7 @@ in mid-cycle, if the policy wants to ──▶ SwitchRequested(answers=None)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from bus.core import Deadline, Request
@@ -28,6 +28,7 @@ from bus.events import (
 from bus.requests import ANSWERING
 from policies.protocol import Policy, Verdict
 from policies.view import ScheduleView
+from services.policy.answers import Fault, choice_faults, number_faults, shown, verdict_faults
 
 SOURCE = "policy"
 """Source of the active policy; a shadow's is `policy:LABEL`."""
@@ -36,6 +37,8 @@ MAX_EXTRAS = 8
 
 Mode = Literal["active", "shadow"]
 Answer = TypeVar("Answer")
+Faults = Callable[[object], Iterator[Fault]]
+"""What is wrong with an answer."""
 
 
 def source_of(label: str, mode: Mode) -> str:
@@ -111,12 +114,28 @@ class PolicyCore:
     def deadlines(self) -> Sequence[Deadline]:
         return ()
 
-    def _ask(self, question: Callable[[ScheduleView], Answer]) -> Answer:
+    def answer_to(self, view: ScheduleView) -> SwitchRequested:
+        """What it would request at the open boundary of a view that is like its own. Raises PolicyFailed."""
+        assert view.boundary is not None
+        return self._request(self._ask(self._policy.verdict, verdict_faults, view), answers=view.boundary.version)
+
+    def number(self) -> int:
+        """Ready samples at which it would give back now. Raises PolicyFailed."""
+        return self._ask(self._policy.give_back_at, number_faults)
+
+    def _ask(self, question: Callable[[ScheduleView], Answer], faults: Faults | None = None, view: ScheduleView | None = None) -> Answer:
         """The policy's own code may be a user's: whoever hears of it can tell its mistakes from a broken log."""
+        said = f"policy {self._policy.name}: {question.__name__}"
         try:
-            return question(self.view)
+            answer = question(self.view if view is None else view)
+        except SystemExit as error:
+            raise PolicyFailed(f"{said} called sys.exit({'' if error.code is None else shown(error.code)})") from error
         except Exception as error:
-            raise PolicyFailed(f"policy {self._policy.name}: {question.__name__} raised {type(error).__name__}: {error}") from error
+            raise PolicyFailed(f"{said} raised {type(error).__name__}: {error}") from error
+        fault = next(faults(answer), None) if faults is not None else None
+        if fault is not None:
+            raise PolicyFailed(f"{said} answered {fault.got}, expected: {fault.expected}")
+        return answer
 
     def _note_extra(self, event: SwitchRequested) -> None:
         if event.amends is not None and event.amends == self._to_amend:
@@ -131,7 +150,7 @@ class PolicyCore:
         if lend is None or lend.swing != swing or plan is None:
             return
         self._ask(self._policy.lent)
-        wants = self._mode == "active" and plan.enable_rebalance and self._ask(self._policy.rebalance)
+        wants = self._mode == "active" and plan.enable_rebalance and self._ask(self._policy.rebalance, choice_faults)
         self._to_rebalance = swing if wants else None
 
     def _rebalance(self) -> Event | None:
@@ -142,22 +161,21 @@ class PolicyCore:
         boundary = self.view.boundary
         assert boundary is not None
         if self._mode == "active":
-            return self._request(self._ask(self._policy.verdict), answers=boundary.version)
+            return self.answer_to(self.view)
         if self._shadow_answered >= boundary.version:
             return None
-        request = self._request(self._ask(self._policy.verdict), answers=boundary.version)
-        return ShadowVerdict(**request.model_dump())
+        return ShadowVerdict(**self.answer_to(self.view).model_dump())
 
     def _amendment(self) -> Event | None:
         lend = self.view.swings.lend
         if lend is None or lend.swing != self._to_amend:
             return None
-        return self._request(Verdict("rollout", self._ask(self._policy.give_back_at), "attached"), amends=lend.swing)
+        return self._request(Verdict("rollout", self.number(), "attached"), amends=lend.swing)
 
     def _extra(self) -> Event | None:
         if self._extras_left <= 0 or self._extra_waits or not self.view.asks_boundaries:
             return None
-        verdict = self._ask(self._policy.extra)
+        verdict = self._ask(self._policy.extra, _extra_faults)
         if verdict is None:
             return None
         lend = self.view.swings.lend
@@ -169,15 +187,16 @@ class PolicyCore:
         return self._request(verdict) if self.view.swings.running is None else None
 
     def _request(self, verdict: Verdict, answers: int | None = None, amends: int | None = None) -> SwitchRequested:
-        try:
-            return SwitchRequested(
-                target=verdict.target,
-                answers=answers,
-                amends=amends,
-                give_back_at=verdict.give_back_at,
-                max_lent_s=verdict.max_lent_s,
-                reason=verdict.reason,
-                evidence=dict(verdict.evidence),
-            )
-        except (AttributeError, TypeError, ValueError) as error:
-            raise PolicyFailed(f"policy {self._policy.name}: it answered {verdict!r}, which is no verdict: {error}") from error
+        return SwitchRequested(
+            target=verdict.target,
+            answers=answers,
+            amends=amends,
+            give_back_at=verdict.give_back_at,
+            max_lent_s=verdict.max_lent_s,
+            reason=verdict.reason,
+            evidence=dict(verdict.evidence),
+        )
+
+
+def _extra_faults(answer: object) -> Iterator[Fault]:
+    return verdict_faults(answer) if answer is not None else iter(())

@@ -88,7 +88,7 @@ def _module(name: str, file: str, source: str, tree: ast.Module) -> ModuleType:
     sys.modules[own_name] = module
     try:
         exec(compile(tree, file, "exec", dont_inherit=True), vars(module))
-    except Exception as error:  # whatever a user's module raises
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
         del sys.modules[own_name]
         raise ConfigError(f"policy {name}: running {file} failed:\n{told(error, file)}") from error
     return module

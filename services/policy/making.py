@@ -36,7 +36,7 @@ def make_policy(name: str, params: Mapping[str, Value], source: str = "") -> Pol
     given, recorded = settings_of(name, kind, params)
     try:
         policy = kind(**given)
-    except Exception as error:  # whatever a user's class raises
+    except (Exception, SystemExit) as error:  # whatever a user's class raises
         raise ConfigError(f"policy {name}: {kind.__name__} cannot be made:\n{told(error, file_and_class(name)[0])}") from error
     policy.identify(name, recorded)
     return policy

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 
 from bus.codec import encode
 from bus.entry import Entry
 from bus.errors import CoreError
+from bus.events import Event
 from bus.host import check_emitter, own
 from bus.requests import ANSWERING
+from policies.view import Boundary, ScheduleView
 from services.policy.core import PolicyCore
 
 MAX_PAST_TRIALS = 200
 """Boundaries of the past that are answered in trial."""
-TryOut = Callable[[PolicyCore], None]
+TryOut = Callable[[PolicyCore], object]
 
 
 class Overtaken(Exception):
@@ -126,9 +129,23 @@ class Newcomer:
             self.core.apply(own(self.core, decision.event, decision.cause))
 
 
-def answer_in_trial(core: PolicyCore) -> None:
-    """What the core would append now can be appended. Raises what the policy raises, ValidationError, CodecError, CoreError."""
+def answer_in_trial(core: PolicyCore) -> Event | None:
+    """What the core would append now, which can be appended. Raises PolicyFailed, ValidationError, CodecError, CoreError."""
     event = core.decide()
     if event is not None:
         check_emitter(core.source, event)
         encode(event)
+    return event
+
+
+def made_up_boundary(view: ScheduleView) -> ScheduleView:
+    """The view as it might be at the next boundary, if that came now: a run may be asked for another policy before its first one."""
+    made, shape, books = deepcopy(view), view.shape, view.books
+    version = 0 if view.boundary is None else view.boundary.version + 1
+    made.boundary = Boundary(version, books.generated, len(books.ready), len(books.in_flight))
+    made.is_open = True
+    # At the end of a cycle all its steps have been done.
+    missing = shape.trigger_parameter_sync_step - len(made.wait_s) if version else 0
+    made.wait_s += [0.0] * missing
+    made.wait_n += [0] * missing
+    return made

@@ -6,12 +6,16 @@ replay, and a service on another machine, need nothing else, and a file that was
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from bus.errors import ConfigError
 from bus.events import MAX_POLICY_SOURCE_BYTES
 
 FORM = "path/file.py:ClassName"
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+ROOM_FOR_NUMBER = 4
+"""Characters that a label of our making leaves for what makes it the only one, such as `-2`."""
 
 
 def is_in_file(name: str) -> bool:
@@ -32,6 +36,21 @@ def file_and_class(name: str) -> tuple[str, str]:
 def short_name(name: str) -> str:
     """What a policy is called where there is little room: its own name, or that of its class."""
     return file_and_class(name)[1] if is_in_file(name) else name
+
+
+def check_label(label: str) -> None:
+    """Raises ConfigError for what cannot be the label of a shadow."""
+    if not LABEL.fullmatch(label):
+        raise ConfigError(
+            f"{label[:60]!r} cannot be a label: it must be 1 to 40 letters (a to z), digits, `_`, `.` or `-`, and begin with a letter or a "
+            "digit"
+        )
+
+
+def label_like(wanted: str) -> str:
+    """What is left of it that can be a label, and have a number behind it."""
+    fitting = re.sub(r"[^A-Za-z0-9_.-]", "", wanted).lstrip("_.-")
+    return fitting[: 40 - ROOM_FOR_NUMBER] or "shadow"
 
 
 def read_source(name: str) -> str:

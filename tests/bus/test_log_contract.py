@@ -399,3 +399,15 @@ def test_a_payload_that_is_not_the_one_in_the_log_is_refused(world: World) -> No
     blobs.put("sample:1", b"second")
     with pytest.raises(BlobMissing, match=f"recorded {ref.digest} and 5"):
         get_blob(blobs, ref)
+
+
+def test_one_that_may_only_follow_a_certain_epoch_is_fenced_when_another_came_first(world: World) -> None:
+    log = world.client()
+    first = log.attach("trainer", fact(started()), 0)
+    assert first.producer.epoch == 1
+    assert log.attach("trainer", fact(started()), 1).producer.epoch == 2
+    for after in (0, 1, 3):
+        with pytest.raises(Fenced):
+            log.attach("trainer", fact(started()), after)
+    assert log.last_position() == 3
+    assert log.attach("trainer", fact(started())).producer.epoch == 3

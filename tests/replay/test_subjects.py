@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bus.entry import Draft, Entry
@@ -11,6 +13,7 @@ from bus.host import Host, rebuild
 from bus.memory_log import MemoryLog, MemoryStore
 from policies.registry import POLICIES
 from replay.differences import Report
+from replay.limit import LIMIT_S
 from replay.subjects import subjects
 from replay.verify import verify
 from services.policy.core import PolicyCore
@@ -80,9 +83,9 @@ def story_with(at: int) -> Story:
     return story
 
 
-def verified(story: Story) -> Report:
+def verified(story: Story, limit_s: float = LIMIT_S) -> Report:
     """Only the policy: a log by hand breaks rules of others."""
-    active = [subject for subject in subjects() if subject.source == "policy"]
+    active = [replace(subject, limit_s=limit_s) for subject in subjects() if subject.source == "policy"]
     report = verify(story.entries, active)
     report.differences[:] = [each for each in report.differences if each.source == "policy"]
     return report
@@ -159,3 +162,56 @@ def test_a_policy_whose_own_code_raised_has_said_no_more_and_that_is_no_differen
     assert not alive
     report = verified(story)
     assert (report.decisions, report.differences) == (answers, [])
+
+
+ENDLESS = """
+from policies.base import PolicyBase, keep
+
+
+class Mine(PolicyBase):
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def verdict(self, view):
+        while self.at == view.boundary.version:
+            try:
+                self.at += 0
+            except Exception:
+                pass
+        return keep("x")
+
+    def decided(self, view):
+        while self.at == 100 + view.boundary.version:
+            pass
+"""
+
+
+def story_without_end(at: int) -> Story:
+    """Twice a policy attaches that hangs at boundary `at`, or when boundary `at` - 100 is decided; both processes were killed there."""
+    story = Story(plan(policy=NAME, policy_source=ENDLESS))
+    for _ in range(2):
+        log = MemoryLog(story.store)
+        log.attach("policy", Draft(own(at, ENDLESS), derived=False, cause=0, at=0))
+    story.deliver()
+    story.open_first_boundary()
+    for _ in range(3):
+        story.grant()
+        story.cycle()
+    return story
+
+
+@pytest.mark.parametrize("at", [0, 100])
+def test_a_policy_that_never_came_to_an_end_is_interrupted_and_has_said_no_more(at: int) -> None:
+    said = verified(story_without_end(at), 0.1).differences
+    # Asked in time, it answers the boundary in the second case; its process was killed before it had.
+    assert [each.sort for each in said] == []
+
+
+def test_what_is_recorded_of_a_policy_after_it_never_came_to_an_end_is_found() -> None:
+    story = story_without_end(0)
+    at = next(index for index, each in enumerate(story.entries) if each.event.kind == "TrainGranted")
+    lie = SwitchRequested(target="train", answers=0, amends=None, give_back_at=0, max_lent_s=0.0, reason="x", evidence={})
+    boundary = next(each.position for each in story.entries if each.event.kind == "BoundaryOpened")
+    story.entries[at] = story.entries[at]._replace(source="policy", epoch=2, derived=True, cause=boundary, event=lie)
+    what = [each.what for each in verified(story, 0.1).differences if each.sort == "decision"]
+    assert any("its own code failed (policy mine.py:Mine: " in each and "mine.py, line 1" in each for each in what), what

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.entry import Draft, Entry, Producer
+from bus.errors import Fenced
 from bus.events import (
     DeadlineMissed,
     Event,
@@ -98,7 +99,7 @@ class Run:
         asked = self.store.entries[spec.request - 1].event if spec.request else None
         label = spec.name or (asked.label if isinstance(asked, PolicyRequested) and asked.action == "promote" else "")
         event = {"name": "default", "params": {}, "mode": mode, "code": "", "request": spec.request, "label": label}
-        return self.log.attach(spec.source, Draft(PolicyAttached.model_validate(event), False, 0, 0)).producer.epoch
+        return self.log.attach(spec.source, Draft(PolicyAttached.model_validate(event), False, 0, 0), spec.after).producer.epoch
 
     def ask(self, action: str, label: str = "") -> int:
         event = PolicyRequested.model_validate({"action": action, "name": "default", "label": label})
@@ -236,20 +237,63 @@ def test_requests_are_carried_out_one_after_the_other_a_shadow_beside_them(run: 
     assert [process.spec.request for process in run.started] == [0, 3, 5, 4]
 
 
-def test_nothing_that_could_attach_is_started_beside_a_candidate(run: Run) -> None:
+def test_one_that_is_lost_is_started_again_beside_a_candidate_and_may_only_follow_what_it_was(run: Run) -> None:
     active = run.newest
     run.ask("swap")
     run.turn()
+    candidate = run.newest
     active.code = FAILED
     run.turn()
-    run.turn(4.0)
-    assert len(run.started) == 2, "the restart waits for the candidate, which may take its place"
-    run.newest.code = FAILED
+    run.turn(1.0)
+    again = run.newest
+    assert again.spec == ServiceSpec("policy", after=1), "it does not wait for the candidate, which may take minutes"
+    run.attach(candidate)
+    with pytest.raises(Fenced):
+        run.attach(again)
+    again.code = FENCED
     run.turn()
-    assert run.newest.spec == ServiceSpec("policy")
+    run.turn(100.0)
+    assert (losses(run), run.keeper.given_up, len(run.started)) == ([("policy", 1, True)], None, 3)
+
+
+def test_one_that_came_back_beside_a_candidate_is_replaced_by_it(run: Run) -> None:
+    active = run.newest
     run.ask("swap")
     run.turn()
-    assert len(run.started) == 3, "and a candidate waits for one that is being started"
+    candidate = run.newest
+    active.code = FAILED
+    run.turn()
+    run.turn(1.0)
+    run.attach(run.newest)
+    run.turn()
+    run.attach(candidate)
+    run.newest.code = FENCED
+    run.turn()
+    assert run.keeper.children["policy"].handle is candidate
+    assert run.keeper.given_up is None
+
+
+def test_one_that_was_to_follow_another_and_was_fenced_by_its_own_predecessor_is_started_again(run: Run) -> None:
+    run.newest.code = FAILED
+    run.ask("swap")
+    run.turn()
+    candidate = run.newest
+    run.turn(1.0)
+    run.newest.code = FENCED
+    candidate.code = FAILED
+    run.turn()
+    assert run.keeper.given_up is None
+    run.turn(2.0)
+    assert run.newest.spec == ServiceSpec("policy")
+
+
+def test_a_candidate_waits_for_one_that_is_being_started(run: Run) -> None:
+    run.newest.code = FAILED
+    run.turn()
+    run.turn(1.0)
+    run.ask("swap")
+    run.turn()
+    assert len(run.started) == 2
 
 
 def test_a_policy_that_says_nothing_after_its_deadline_hangs_and_is_killed_and_restarted(run: Run) -> None:

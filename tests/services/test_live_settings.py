@@ -10,7 +10,7 @@ import pytest
 
 from bus.entry import Entry
 from bus.errors import ConfigError
-from bus.events import RunPlanned, SettingChanged, Value
+from bus.events import PolicyAttached, RunPlanned, SettingChanged, Value
 from bus.settings import NAMES, Settings
 from services.config import RunConfig
 from services.config_file import all_settings, make_config
@@ -223,3 +223,13 @@ def test_a_setting_of_this_machine_is_said_anew_where_a_run_goes_on_for_the_logs
 def test_names_are_found_in_full_even_if_others_end_alike() -> None:
     assert key_of("scripted.wake_s") == "scripted.wake_s"
     assert key_of("actor.lr") == "actor.lr"
+
+
+@pytest.mark.parametrize("named", ["policy.params.deactivate_ratio", "deactivate_ratio"])
+def test_a_setting_of_a_policy_is_changed_by_putting_the_policy_in_its_own_place(named: str) -> None:
+    found = now(planned())
+    attached = PolicyAttached(name="fixed_ratio", params={"deactivate_ratio": 0.3}, mode="active", code="")
+    found.apply(Entry(2, "policy", 1, False, 0, 0, "", attached))
+    words = complaint(f"{named}=0.5", "staleness_threshold=1", found=found)
+    assert words.startswith(f"{named} is a setting of a policy")
+    assert "`swingshift policy swap r1 fixed_ratio --set deactivate_ratio=0.5`" in words

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from bus.entry import Draft, Producer
-from bus.log import Attached
+from bus.log import WHATEVER, Attached
 from bus.memory_log import MemoryLog, MemoryStore
 
 
@@ -24,8 +24,8 @@ class FaultyLog(MemoryLog):
         self._watch = watch
         self._tries = 0
 
-    def attach(self, source: str, draft: Draft) -> Attached:
-        attached = super().attach(source, draft)
+    def attach(self, source: str, draft: Draft, after: int = WHATEVER) -> Attached:
+        attached = super().attach(source, draft, after)
         self._watch(draft.event.kind, True)
         return attached
 

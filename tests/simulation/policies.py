@@ -238,6 +238,7 @@ class Keeping:
         kind = SimCandidate if spec.candidate else KeptPolicy
         core = core_of(chosen.name, chosen.params, mode, spec.name)
         process = kind(self._world, core, attached, handle)
+        process.after = spec.after
         process.hung = spec.candidate and self._world.random.random() < self._world.faults.engine_hangs
         self.processes.append(process)
         return handle

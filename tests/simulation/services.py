@@ -26,6 +26,7 @@ from bus.events import (
     WeightsPublished,
 )
 from bus.host import Host, rebuild, rebuild_in_order
+from bus.log import WHATEVER
 from bus.snapshot import freeze, thaw_into
 from bus.snapshot_table import core_code
 from services.controller.core import ControllerCore
@@ -52,13 +53,15 @@ class SimService:
         self.random = world.random
         self.log = world.client(self)
         self._started = started
+        self.after = WHATEVER
+        """The epoch that it may follow."""
         self._doing: dict[str, None] = {}
         self.position = 0
         self.host: Host | None = None
 
     def start(self) -> None:
         """Fences the predecessor, reads the log up to its own start, rebuilds, decides with it as cause."""
-        attached = self.log.attach(self.source, Draft(self._started, derived=False, cause=0, at=self.world.clock()))
+        attached = self.log.attach(self.source, Draft(self._started, derived=False, cause=0, at=self.world.clock()), self.after)
         self.world.announce(self, attached.producer.epoch)
         self.position = self._recover(attached.position)
         assert self.position == attached.position

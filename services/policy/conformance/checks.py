@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from math import ceil
 
 from bus.codec import encode
-from bus.errors import CodecError, ConfigError, PolicyFailed
+from bus.errors import CodecError, ConfigError, PolicyFailed, SwingshiftError
 from bus.events import Event, SwitchRequested
 from bus.host import rebuild
 from bus.seal import SealBroken, sealed
 from bus.snapshot import attributes, freeze, thaw
 from services.policy.conformance.finding import Finding
 from services.policy.conformance.led import Led, Moment, Played
-from services.policy.conformance.trial import Trial
+from services.policy.conformance.trial import SOUND, Trial
 from services.policy.conformance.tried import Tried
 from services.policy.core import PolicyCore
 
@@ -23,6 +23,7 @@ TOO_LONG_S = 0.1
 """Processor time of one boundary that fails the test: beyond what another process on the machine can explain."""
 GROWTH_BYTES = 1.0
 """Most by which a policy's state may grow with each boundary, when it has seen 200 of them."""
+NO_RUN = "no run came to its end"
 
 Check = Callable[[Tried, Trial], Finding]
 
@@ -94,7 +95,8 @@ def survives_snapshots(tried: Tried, trial: Trial) -> Finding:
                     snapshots += 1
             except CodecError as error:
                 where = tried.attribute(_attribute_of(str(error)))
-                return Finding(check, False, "", "a state that can be written down", f"{error}, {_at(played, moment)}", where, _PLAIN)
+                what = str(error).replace("_policy.", "self.", 1)
+                return Finding(check, False, "", "a state that can be written down", f"{what}, {_at(played, moment)}", where, _PLAIN)
             seen = moment.version
             answer = led.core.decide()
             if not _same(answer, moment.recorded):
@@ -106,7 +108,7 @@ def looks_at_nothing_else(tried: Tried, trial: Trial) -> Finding:
     """No clock, file, socket, random number or environment is touched."""
     check = "looks at nothing but the log"
     if tried.is_verl:
-        return Finding(check, True, "not asked: it runs in a process of its own")
+        return Finding.not_checked(check, "it runs in a process of its own")
     for played in trial.played:
         led = Led(_core(tried), played, _sealed)
         try:
@@ -124,13 +126,16 @@ def remembers_a_bounded_amount(tried: Tried, trial: Trial) -> Finding:
     """A run of weeks fits into its memory, and into a snapshot."""
     check = "remembers a bounded amount"
     if tried.is_verl:
-        return Finding(check, True, "not asked: its memory is in a process of its own")
+        return Finding.not_checked(check, "its memory is in a process of its own")
     if trial.long is None:
-        return Finding(check, True, "not asked: the long run failed")
+        return Finding.not_checked(check, "the long run failed")
     led, sizes = Led(_core(tried), trial.long), dict[int, int]()
     for moment in led.moments():
         if moment.version not in sizes:
-            sizes[moment.version] = len(freeze(led.core.policy))
+            try:
+                sizes[moment.version] = len(freeze(led.core.policy))
+            except CodecError as error:
+                return Finding.not_checked(check, f"self.{error}")
     last = max(sizes)
     half = last // 2
     if sizes[last] - sizes[half] > GROWTH_BYTES * (last - half):
@@ -148,7 +153,7 @@ def answers_in_time(tried: Tried, trial: Trial) -> Finding:
     check = "answers in time"
     ordered = sorted(trial.boundary_s)
     if not ordered:
-        return Finding(check, True, "not asked: no run came to its end")
+        return Finding.not_checked(check, NO_RUN)
     p99, most = ordered[ceil(0.99 * len(ordered)) - 1], ordered[-1]
     measured = f"{p99 * 1e3:.2f} ms a boundary in 99 of 100 cases, {most * 1e3:.2f} ms at most"
     if most > TOO_LONG_S:
@@ -162,6 +167,8 @@ def answers_in_time(tried: Tried, trial: Trial) -> Finding:
 def says_the_same_everywhere(traces: Mapping[str, list[str]], others: Mapping[str, list[str]], tried: Tried) -> Finding:
     """In two processes with other seeds of the hashes: the order of a set is another there."""
     check = "says the same in every process"
+    if not traces:
+        return Finding.not_checked(check, NO_RUN)
     advice = "go through a list or a dict, not through a set; compare values, not hash() or id()"
     for run, here in traces.items():
         there = others.get(run, [])
@@ -175,10 +182,16 @@ def says_the_same_everywhere(traces: Mapping[str, list[str]], others: Mapping[st
     return Finding(check, True, "under two seeds of the hashes, in two time zones")
 
 
-CHECKS: tuple[Check, ...] = (
-    says_the_same, changes_nothing, goes_on_after_a_restart, survives_snapshots, looks_at_nothing_else, remembers_a_bounded_amount,
-    answers_in_time,
-)  # fmt: skip
+CHECKS: dict[str, Check] = {
+    "says the same from the same log": says_the_same,
+    "answering changes nothing": changes_nothing,
+    "goes on after a restart": goes_on_after_a_restart,
+    "survives snapshot and restore": survives_snapshots,
+    "looks at nothing but the log": looks_at_nothing_else,
+    "remembers a bounded amount": remembers_a_bounded_amount,
+    "answers in time": answers_in_time,
+}
+"""By name. All lead the policy through the runs that it came to the end of."""
 
 _SHARED = "keep what it remembers in self, set in __init__: what lies in the class or in the module is shared by all instances"
 _MEMORY = "it remembers something that does not follow from the log: change self in `decided` only, by what the view says"
@@ -187,15 +200,22 @@ _PLAIN = "keep numbers, texts, lists, dicts, tuples, deques and data classes of 
 
 def run_checks(tried: Tried, trial: Trial) -> Iterator[tuple[str, Finding | None]]:
     """(what is being done, nothing) before each check, and (its name, what was found) after it."""
-    for check in CHECKS:
-        name = check.__name__.replace("_", " ")
+    for name, check in CHECKS.items():
         yield name, None
-        try:
-            yield name, check(tried, trial)
-        except (PolicyFailed, ConfigError) as error:
-            what, where = tried.raised(error)
-            expected = "what it answered before, on the same log"
-            yield name, Finding(name, False, expected=expected, happened=f"this time it raised {what}", where=where, advice=_SHARED)
+        yield name, _checked(name, check, tried, trial)
+
+
+def _checked(name: str, check: Check, tried: Tried, trial: Trial) -> Finding:
+    if not trial.played:
+        return Finding.not_checked(name, NO_RUN)
+    try:
+        return check(tried, trial)
+    except (PolicyFailed, ConfigError) as error:
+        what, where = tried.raised(error)
+        expected = "what it answered before, on the same log"
+        return Finding(name, False, expected=expected, happened=f"this time it raised {what}", where=where, advice=_SHARED)
+    except SwingshiftError as error:
+        return Finding(name, False, expected="answers that a log can hold", happened=str(error), advice=SOUND)
 
 
 def _sealed(action: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ class Finding:
 
     check: str
     passed: bool
+    """Nothing is wrong with it, as far as it was looked at."""
     said: str = ""
     """What was looked at, or measured."""
     expected: str = ""
@@ -21,10 +22,17 @@ class Finding:
     """Line of the user's file."""
     advice: str = ""
     """What to do."""
+    checked: bool = True
+    """False: it could not be looked at; `said` has why."""
+
+    @classmethod
+    def not_checked(cls, check: str, why: str) -> Finding:
+        """Neither passed nor failed."""
+        return cls(check, True, f"not checked: {why}", checked=False)
 
     def lines(self) -> Sequence[str]:
         """As text."""
-        head = f"{'✓' if self.passed else '✗'} {self.check}{f': {self.said}' if self.said else ''}"
+        head = f"{'–' if not self.checked else '✓' if self.passed else '✗'} {self.check}{f': {self.said}' if self.said else ''}"
         told = (("expected", self.expected), ("happened", self.happened), ("where", self.where), ("what to do", self.advice))
         return [head, *(line for label, text in told if text for line in _indented(label, text))]
 

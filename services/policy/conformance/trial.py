@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bus.codec import encode
 from bus.entry import Entry
-from bus.errors import PolicyFailed
+from bus.errors import CodecError, LogError, PolicyFailed
 from bus.events import SwitchRequested, SwitchStarted
 from services.policy.conformance.finding import Finding
 from services.policy.conformance.led import Played
@@ -22,6 +22,7 @@ SOUND = (
     "an answer is made by `lend(give_back_at, reason, **numbers)` or `keep(reason, **numbers)`; at the end of the data, with hybrid "
     "replicas only and before anything was measured, too: look for divisions by what may be 0, and for numbers that grow without a limit"
 )
+NO_RETURN = "a method without a `return` on some way through it answers None: look for an `if` without an `else`, and return there, too"
 RAISES = (
     "a policy must answer whatever it is asked: look for what is not there yet, 0 or empty in such a run (view.mean_train_s, view.wait_s)"
 )
@@ -77,6 +78,11 @@ def _try(tried: Tried, script: Script, trial: Trial) -> Finding:
         what, where = tried.raised(error)
         happened = f"{what}, {_place(play)}"
         return Finding(script.name, False, expected="an answer to every boundary", happened=happened, where=where, advice=RAISES)
+    except (CodecError, LogError) as error:
+        if watched.unsound:
+            return _unsound(tried, script, watched.unsound)
+        where = tried.method("verdict")
+        return Finding(script.name, False, "", "an answer that a log can hold", f"{error}, {_place(play)}", where, SOUND)
     if watched.unsound:
         return _unsound(tried, script, watched.unsound)
     trial.boundary_s += watched.boundary_s.values()
@@ -125,5 +131,6 @@ def _place(play: Play) -> str:
 def _unsound(tried: Tried, script: Script, unsound: Sequence[Unsound]) -> Finding:
     first = unsound[0]
     more = f"; {len(unsound) - 1} more such answers in this run" if len(unsound) > 1 else ""
+    advice = NO_RETURN if first.got == "None" else SOUND
     happened = f"{first.method} answered {first.got} at boundary {first.version}{more}"
-    return Finding(script.name, False, expected=first.expected, happened=happened, where=tried.method(first.method), advice=SOUND)
+    return Finding(script.name, False, expected=first.expected, happened=happened, where=tried.method(first.method), advice=advice)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isfinite
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from bus.events import Value
 from policies.protocol import Policy, Verdict
 from policies.view import ScheduleView
+from services.policy.answers import Fault, choice_faults, number_faults, shown, verdict_faults
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Watched:
 
     def give_back_at(self, view: ScheduleView) -> int:
         answer = self._between(self.policy.give_back_at, view)
-        self._check_number("give_back_at", view, answer)
+        self._note_all("give_back_at", view, number_faults(answer))
         return answer
 
     def decided(self, view: ScheduleView) -> None:
@@ -70,8 +70,7 @@ class Watched:
 
     def rebalance(self, view: ScheduleView) -> bool:
         answer = self._between(self.policy.rebalance, view)
-        if not isinstance(answer, bool):
-            self._note("rebalance", view, "True or False", answer)
+        self._note_all("rebalance", view, choice_faults(answer))
         return answer
 
     def _at_boundary(self, question: Callable[[ScheduleView], T], view: ScheduleView) -> T:
@@ -89,37 +88,16 @@ class Watched:
         return answer
 
     def _check(self, method: str, view: ScheduleView, answer: object) -> None:
-        if not isinstance(answer, Verdict):
-            self._note(method, view, "a Verdict: `lend(…)` or `keep(…)`", answer)
-            return
-        # Whatever its annotations say: a user's file is not type-checked.
-        reason, give_back_at = cast(object, answer.reason), cast(object, answer.give_back_at)
-        if answer.target not in ("train", "rollout"):
-            self._note(method, view, "target 'rollout' (lend) or 'train' (do not)", answer.target)
-        if not isinstance(reason, str) or not reason:
-            self._note(method, view, "a reason, in a word", reason)
-        if not _is_number(answer.max_lent_s) or answer.max_lent_s < 0:
-            self._note(method, view, "max_lent_s in seconds, 0 for as the plan says", answer.max_lent_s)
-        for key, value in dict(answer.evidence).items():
-            if not _is_number(value):
-                self._note(method, view, "evidence of finite numbers", f"{key}={value!r}")
-        self._check_number(method, view, give_back_at)
+        faults = list(verdict_faults(answer))
+        self._note_all(method, view, faults)
         most = view.books.limit
-        if answer.target == "rollout" and isinstance(give_back_at, int) and give_back_at > most:
+        if not faults and isinstance(answer, Verdict) and answer.target == "rollout" and answer.give_back_at > most:
             what = f"give_back_at of at most {most}: no more samples can be ready under the staleness limit"
-            self._note(method, view, what, give_back_at)
+            self.unsound.append(Unsound(method, _version(view), what, f"give_back_at {shown(answer.give_back_at)}"))
 
-    def _check_number(self, method: str, view: ScheduleView, answer: object) -> None:
-        if isinstance(answer, bool) or not isinstance(answer, int) or answer < 0:
-            self._note(method, view, "give_back_at as a whole number of ready samples, 0 or more", answer)
-
-    def _note(self, method: str, view: ScheduleView, expected: str, got: object) -> None:
-        self.unsound.append(Unsound(method, _version(view), expected, got if isinstance(got, str) else repr(got)))
+    def _note_all(self, method: str, view: ScheduleView, faults: Iterable[Fault]) -> None:
+        self.unsound += [Unsound(method, _version(view), fault.expected, fault.got) for fault in faults]
 
 
 def _version(view: ScheduleView) -> int:
     return -1 if view.boundary is None else view.boundary.version
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -25,9 +25,11 @@ from bus.events import (
     SwitchRequested,
     WeightsPublished,
 )
+from bus.log import Log
 from bus.redis_log import RedisLog
 from services.cli.app import build_app
 from services.launcher.folders import write_info
+from services.policy.asking import ask
 from tests.policies.logs import Story, plan
 from tests.replay.recordings import save
 
@@ -208,8 +210,39 @@ def test_a_run_that_ends_meanwhile_ends_the_wait(kept: Kept) -> None:
         kept.log.append(controller, [_fact(RunEnded(reason="completed"))])
 
     kept.keep(ends)
-    assert "ended before anything came of entry 4" in kept.command("swap", "fixed_ratio", status=1)
-    assert f"run {kept.run} has ended (completed, 5 entries)" in kept.command("rollback", status=2)
+    assert "has ended (completed) before anything came of entry 4" in kept.command("swap", "fixed_ratio", status=1)
+    assert f"run {kept.run} has ended (completed)" in kept.command("rollback", status=2)
+
+
+def test_a_run_that_ended_while_the_command_read_its_log_is_not_waited_for(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = kept.log.attach("controller", _fact(ServiceStarted(code=""))).producer
+
+    def late(log: Log, request: PolicyRequested) -> int:
+        kept.log.append(controller, [_fact(RunEnded(reason="completed"))])
+        return ask(log, request)
+
+    monkeypatch.setattr("services.cli.policy_change.ask", late)
+    assert "has ended (completed) before anything came of entry 5" in kept.command("swap", "fixed_ratio", status=1)
+
+
+def test_two_swaps_at_once_each_name_the_one_before_them(kept: Kept) -> None:
+    kept.open()
+
+    def swaps_twice(kept: Kept, entry: Entry, asked: PolicyRequested) -> None:
+        other = kept.say("operator", PolicyRequested(action="swap", name="static")) if asked.name != "static" else 0
+        if other:
+            kept.attach("static", other)
+            attaches(kept, entry, asked)
+
+    kept.keep(swaps_twice)
+    assert "before it: policy static, since entry 9" in kept.command("swap", "fixed_ratio")
+
+
+def test_a_label_that_cannot_be_one_is_refused_before_anything_is_asked(kept: Kept) -> None:
+    for label in ("x" * 41, "_x", "-x", "é", "a/b", ""):
+        done = kept.command("shadow", "default", f"--label={label}", status=2)
+        assert "cannot be a label: it must be 1 to 40 letters" in done
+    assert kept.requests() == []
 
 
 # --- mistakes: told before anything is appended -----------------------------------------------------------------------------------
@@ -233,7 +266,7 @@ def test_a_run_that_ends_meanwhile_ends_the_wait(kept: Kept) -> None:
             ["shadow", "default", "--label", "deep"],
             "deep is that of policy fixed_ratio, which watches: choose another one, deep-2 is free",
         ),
-        (["shadow", "default", "--label", "a b"], "it must be made of letters"),
+        (["shadow", "default", "--label", "a b"], "cannot be a label: it must be 1 to 40 letters"),
         (["promote", "deeep"], "there is no shadow 'deeep': did you mean 'deep'? There are deep"),
         (["promote", "default"], "policy default (deactivate_ratio 0.3) decides already, since entry 2"),
         (["promote", "policy"], "policy default (deactivate_ratio 0.3) decides already, since entry 2"),
@@ -312,8 +345,28 @@ def test_status_of_a_run_of_which_only_the_folder_is_left_is_read_from_its_recor
     done = CliRunner().invoke(build_app(lambda _: 0), ["policy", "status", str(tmp_path)], env={"COLUMNS": "120", "REDIS_URL": ""})
     assert done.exit_code == 0, done.output
     text = " ".join(done.output.split())
-    assert "gone (ended: completed), 5 entries" in text
+    assert "gone has ended (completed), 5 entries" in text
     assert "decides default, since entry 2, boundary 0 policies" in text, "nobody needs to be alive any more"
     asked = CliRunner().invoke(build_app(lambda _: 0), ["policy", "rollback", str(tmp_path)], env={"REDIS_URL": ""})
     assert asked.exit_code == 2
-    assert "does not run: its embedded server is gone" in " ".join(asked.output.split())
+    assert "run gone has ended (completed): there is nothing left to decide" in " ".join(asked.output.split())
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_of_a_run_that_was_cut_off_every_command_says_so_and_how_to_go_on(tmp_path: Path, is_known: bool) -> None:
+    """Killed, it leaves the file that names its embedded server, and nobody answers there."""
+    story = Story(plan(run="gone"))
+    story.write(PolicyAttached(name="default", params={}, mode="active", code=""), "policy")
+    write_info(save(tmp_path, story.store), "gone", None, {})
+    if is_known:
+        (tmp_path / "server").mkdir()
+        (tmp_path / "server" / "redis.url").write_text(f"unix://{tmp_path}/nobody.sock")
+    folder = str(tmp_path)
+    for command in (["policy", "swap", folder, "default"], ["policy", "status", folder], ["status", folder], ["stop", folder],
+                    ["doctor", folder]):  # fmt: skip
+        done = CliRunner().invoke(build_app(lambda _: 0), command, env={"COLUMNS": "160", "REDIS_URL": ""})
+        words = " ".join(done.output.split())
+        assert "was cut off: its embedded server is gone" in words, (command, words)
+        assert "`swingshift run --resume gone`" in words
+        assert "start a Redis" not in words
+        assert "(running)" not in words

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bus.events import PolicyDetached, PolicyRefused, PolicyRequested, ServiceStarted, ShadowVerdict, SwitchRequested
+from bus.events import (
+    PolicyAttached,
+    PolicyDetached,
+    PolicyRefused,
+    PolicyRequested,
+    ServiceLost,
+    ServiceStarted,
+    ShadowVerdict,
+    SwitchRequested,
+)
 from bus.fields import fields_text
 from replay.report.page import render
 from replay.report.timeline import Timeline
@@ -170,3 +179,19 @@ def test_a_policys_text_is_only_measured_in_the_line_of_its_entry() -> None:
     request = asked("swap", "my/own.py:Mine").model_copy(update={"source": "line\n" * 200})
     assert "source=(201 lines, 1000 letters)" in line_of(Story().say("operator", 0.0, request).entries[-1])
     assert fields_text(request.model_copy(update={"source": "a\nb"})).endswith(r"source='a\nb' label=''")
+
+
+def test_doctor_and_status_tell_of_a_policy_that_fails_again_and_again() -> None:
+    run, alive = swapped(), {"controller": 2, "trainer": 1, "rollouter": 1, "policy": 2, "policy:deep": 1, "replica:s0": 1, "replica:h0": 1}
+    run.say("controller", 0.0, ServiceStarted(code=""))
+    active = next(each.event for each in reversed(run.entries) if each.source == "policy" and isinstance(each.event, PolicyAttached))
+    for epoch in (2, 3):
+        assert not [each for each in problems_of(situation_of(run.entries), alive, run.entries[-1].at) if "fails" in each]
+        detail = "exit code 1: ZeroDivisionError: by zero\n  For further information visit https://errors"
+        run.say("supervisor", 0.0, ServiceLost(service="policy", epoch=epoch, restarting=True, detail=detail))
+        run.say("policy", 0.0, active)
+        alive["policy"] = epoch + 1
+    (problem,) = [each for each in problems_of(situation_of(run.entries), alive, run.entries[-1].at) if "fails" in each]
+    assert "was lost 2 times, last at entry" in problem
+    assert "exit code 1: ZeroDivisionError: by zero, 0 s ago" in problem
+    assert "`swingshift policy rollback" in problem

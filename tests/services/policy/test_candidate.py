@@ -31,7 +31,7 @@ SETTINGS = {
     "replicas": {"standalone": 1, "hybrid": 1}, "deadlines": {"verdict_s": 0.2},
 }  # fmt: skip
 IMPORTS = "from policies.base import PolicyBase\nfrom policies.protocol import Verdict\n\n\n"
-HEAD = f"{IMPORTS}class Own(PolicyBase):\n    def verdict(self, view):\n"
+HEAD = f"{IMPORTS}SEEN = []\n\n\nclass Own(PolicyBase):\n    def verdict(self, view):\n"
 
 
 class Copied:
@@ -106,11 +106,15 @@ def test_it_appends_nothing_and_has_the_state_of_the_log_up_to_its_first_word(co
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("        return Verdict('rollout', 1 // (view.boundary.version - 3), 'r')\n", "line 7, in verdict"),
+        ("        return Verdict('rollout', 5 + 1 // (view.boundary.version - 3), 'r')\n", "line 10, in verdict"),
         ("        return Verdict('sideways', 1, 'r')\n", "sideways"),
         ("        return sum(range(20_000_000)) and Verdict('train', 0, 'r')\n", "deadlines.verdict_s is 0.2"),
+        ("        raise SystemExit(3)\n", "verdict called sys.exit(3)"),
+        ("        pass\n", "verdict answered None, expected: a Verdict"),
+        ("        self.params['n'] = view.generated = 1\n        return Verdict('train', 0, 'r')\n", "answering changes the policy: only"),
+        ("        return Verdict('train', 0, str(SEEN.append(1) or len(SEEN)))\n", "answering changes the policy: asked twice"),
     ],
-    ids=["raises", "is none", "is slow"],
+    ids=["raises", "is none", "is slow", "exits", "is nothing", "changes it", "changes something else"],
 )
 def test_one_whose_answer_will_not_do_says_why_where_its_keeper_reads_it(
     context: ServiceContext, copied: Copied, body: str, why: str
@@ -121,6 +125,17 @@ def test_one_whose_answer_will_not_do_says_why_where_its_keeper_reads_it(
     assert said.stage == "answer"
     assert why in said.detail
     assert copied.log.last_position() == len(copied.story.entries)
+
+
+def test_before_the_first_boundary_it_is_asked_on_one_that_is_made_up(context: ServiceContext) -> None:
+    with RedisLog.create(context.url, context.plan, 0) as log:
+        candidate(context).catch_up()
+        with pytest.raises(WillNotDo):
+            candidate(context, HEAD + "        return 1 // view.boundary.version\n").catch_up()
+        assert log.last_position() == 1
+    said = read_trial(context.folder, REQUEST)
+    assert said.stage == "answer"
+    assert "ZeroDivisionError" in said.detail
 
 
 def test_where_the_run_ends_first_it_attaches_no_more(context: ServiceContext, copied: Copied) -> None:

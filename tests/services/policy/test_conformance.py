@@ -17,6 +17,7 @@ from services.policy.conformance.checks import (
     remembers_a_bounded_amount,
     run_checks,
     says_the_same,
+    says_the_same_everywhere,
     survives_snapshots,
 )
 from services.policy.conformance.checks import changes_nothing as answering_changes_nothing
@@ -88,12 +89,18 @@ def test_the_runs_keep_the_rules_of_real_ones() -> None:
     ("verdict", "said"),
     [
         ("return keep('x', a=1 / view.mean_train_s)", 'ZeroDivisionError.* at boundary 0 .*mine.py", line 7, in verdict'),
-        ("return lend(len(view.books.ready) + 99, 'x')", r"give_back_at of at most 12.*answered 99 at boundary 0; .* mine.py, line 6"),
-        ("return lend(2.5, 'x')", "give_back_at as a whole number.*answered 2.5 at boundary 0"),
-        ("return lend(-1, 'x')", "0 or more happened: verdict answered -1"),
-        ("return keep('x', a=float('nan'))", "evidence of finite numbers happened: verdict answered a=nan"),
+        (
+            "return lend(len(view.books.ready) + 99, 'x')",
+            r"give_back_at of at most 12.*give_back_at 99 at boundary 0; .* mine.py, line 6",
+        ),
+        ("return lend(2.5, 'x')", "give_back_at as a whole number.*answered give_back_at 2.5 at boundary 0"),
+        ("return lend(-1, 'x')", "0 or more .*happened: verdict answered give_back_at -1"),
+        ("return keep('x', a=float('nan'))", "evidence of finite numbers.* happened: verdict answered evidence a=nan"),
         ("return keep('')", "expected: a reason, in a word"),
-        ("view.books.version", r"a Verdict: `lend\(…\)` or `keep\(…\)` happened: verdict answered None"),
+        ("return lend(10**30, 'x')", "below 2.*happened: verdict answered give_back_at 10000"),
+        ("return keep('r' * 300_000)", "at most 1000 characters happened: verdict answered a reason of 300000 characters"),
+        ("return 'lend'", r"a Verdict, made by .* happened: verdict answered 'lend' at"),
+        ("view.books.version", r"a Verdict, made by .*answered None at .*what to do: a method without a `return` on some way"),
     ],
 )
 def test_an_answer_that_is_none_is_told_with_its_boundary_and_line(verdict: str, said: str) -> None:
@@ -137,7 +144,7 @@ def test_memory_that_does_not_follow_from_the_log_is_found() -> None:
 def test_state_that_cannot_be_written_down_is_found_with_the_line_that_sets_it() -> None:
     more = "    def decided(self, view):\n        self.seen = self.seen | {view.boundary.version}\n"
     said = failed(survives_snapshots, mine("self.seen = {0}", "return keep('x')", more))
-    assert "_policy.seen is a set: a snapshot can hold plain data only, at boundary 0" in said
+    assert "self.seen is a set: a snapshot can hold plain data only, at boundary 0" in said
     assert "mine.py, line 9: self.seen = self.seen | {view.boundary.version}" in said
 
 
@@ -174,3 +181,20 @@ def test_a_loop_without_an_end_is_found_with_its_line() -> None:
     assert not finding.passed
     assert finding.happened == "it hangs, or takes much too long"
     assert "mine.py, line 7, in verdict" in finding.where or "mine.py, line 8, in verdict" in finding.where
+
+
+@pytest.mark.parametrize("state", ["{'a', 'b'}", "lambda: 1"])
+def test_what_cannot_be_looked_at_is_neither_passed_nor_failed_and_told_with_its_reason(state: str) -> None:
+    tried, trial = mine(f"self.seen = {state}", "return keep('x')"), Trial()
+    assert all(finding.passed for _, finding in try_scripts(tried, trial, (FIRST, LONG)) if finding is not None)
+    lines = [finding.lines()[0] for _, finding in run_checks(tried, trial) if finding is not None]
+    assert [line[0] for line in lines] == list("✓✓✓✗✓–✓"), lines
+    assert "remembers a bounded amount: not checked: self.seen is a " in lines[5]
+
+
+def test_of_a_policy_that_came_to_no_end_nothing_else_is_checked() -> None:
+    tried, trial = mine("pass", "return None"), Trial()
+    findings = [finding for _, finding in try_scripts(tried, trial, (FIRST, LONG)) if finding is not None]
+    findings += [finding for _, finding in run_checks(tried, trial) if finding is not None]
+    findings.append(says_the_same_everywhere(trial.traces(), trial.traces(), tried))
+    assert "".join(finding.lines()[0][0] for finding in findings) == "✗" * 2 + "–" * 8
