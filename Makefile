@@ -5,7 +5,7 @@ SEEDS ?= 100000
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check server browser simulate bench-lend bench-bus bench-boundary clean
+.PHONY: help venv demo test check server browser simulate bench-lend bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -26,8 +26,8 @@ venv: .venv/.installed ## set up .venv with the locked packages (PYTHON=... name
 demo: venv ## the main job on this machine alone: asynchronous RL that lends the trainer's device
 	$(BIN)/swingshift run examples/demo.yaml
 
-# Tests that start no runs: they go beside the others, which wait more than they compute.
-BESIDE := tests/bus tests/golden tests/policies tests/replay tests/simulation \
+# About half of the tests go beside the others, which wait more than they compute: those that start no runs, and the pages, whose runs are short.
+BESIDE := tests/test_docs.py tests/bus tests/golden tests/policies tests/replay tests/simulation \
     $(addprefix tests/services/,archiver data engines policy tasks) \
     $(filter-out %/test_restart.py,$(wildcard tests/services/learner/test_*.py))
 
@@ -85,6 +85,15 @@ bench-bus: .venv/.installed-ray ## latency and rate of the log, beside a Ray act
 
 bench-boundary: venv ## what a boundary costs
 	$(BIN)/python -m benchmarks.boundary
+
+bench-regimes: venv ## hours of each policy in eight kinds of runs, against the best found in hindsight
+	$(BIN)/python -m benchmarks.regimes
+
+bench-policies: venv ## what a decision costs, and how many events a second a policy follows
+	$(BIN)/python -m benchmarks.policies
+
+bench-swap: venv ## what 50 swaps of the policy cost a run that goes on
+	$(BIN)/python -m benchmarks.swap
 
 .venv/.installed-ray: requirements-ray.lock .venv/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-ray.lock

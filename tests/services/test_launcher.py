@@ -243,12 +243,14 @@ def test_the_first_signal_asks_the_second_ends_at_once_further_ones_are_ignored(
 
 def test_a_terminal_that_is_gone_asks_for_an_end_in_order_unless_it_was_to_be_ignored() -> None:
     asked = []
-    with Interrupts() as interrupts:
-        interrupts.ask = lambda: asked.append(True)
-        os.kill(os.getpid(), signal.SIGHUP)
-    assert asked == [True]
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Tests may themselves be run by something that ignores it (nohup).
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        with Interrupts() as interrupts:
+            interrupts.ask = lambda: asked.append(True)
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert asked == [True]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with Interrupts() as interrupts:
             interrupts.ask = lambda: asked.append(True)
             os.kill(os.getpid(), signal.SIGHUP)
