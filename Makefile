@@ -27,7 +27,7 @@ demo: venv ## the main job on this machine alone: asynchronous RL that lends the
 	$(BIN)/swingshift run examples/demo.yaml
 
 # About half of the tests go beside the others, which wait more than they compute: those that start no runs, and the pages, whose runs are short.
-BESIDE := tests/test_docs.py tests/bus tests/golden tests/policies tests/replay tests/simulation \
+BESIDE := tests/bus tests/golden tests/test_docs.py tests/policies tests/replay tests/simulation \
     $(addprefix tests/services/,archiver data engines policy tasks) \
     $(filter-out %/test_restart.py,$(wildcard tests/services/learner/test_*.py))
 
