@@ -79,10 +79,14 @@ class Settings:
         return True
 
 
-def fits(plan: RunPlanned) -> bool:
+def keeps_version_lag(lag: int | None, on_version_lag: str, staleness_threshold: float) -> bool:
     """Waiting keeps the version lag only if no more samples may be outstanding than so many cycles train."""
-    lag = plan.max_version_lag
-    return plan.on_version_lag != "wait" or lag is None or lag >= plan.staleness_threshold
+    return lag is None or on_version_lag != "wait" or lag >= staleness_threshold
+
+
+def fits(plan: RunPlanned) -> bool:
+    """Its settings go together."""
+    return keeps_version_lag(plan.max_version_lag, plan.on_version_lag, plan.staleness_threshold)
 
 
 def _planned(plan: RunPlanned, name: str, value: Value) -> RunPlanned | None:

@@ -10,6 +10,7 @@ import math
 
 from bus.errors import ConfigError
 from bus.events import RunPlanned, Value
+from bus.settings import keeps_version_lag
 from policies.registry import nearest
 from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RunConfig
 from services.config_file import make_config
@@ -167,7 +168,7 @@ def _check(config: RunConfig) -> None:
 def check_version_lag(timing: AsyncTrainingConfig) -> None:
     """Raises ConfigError for a limit that could not be kept by waiting."""
     lag, threshold = timing.max_version_lag, timing.staleness_threshold
-    if lag is not None and timing.on_version_lag == "wait" and lag < threshold:
+    if lag is not None and not keeps_version_lag(lag, timing.on_version_lag, threshold):
         raise ConfigError(
             f"async_training.max_version_lag is {lag} and staleness_threshold is {threshold}: more samples may be outstanding than "
             f"{lag + 1} cycles can train, so waiting would not keep the limit; set max_version_lag to {math.ceil(threshold)}, "

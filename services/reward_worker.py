@@ -9,7 +9,6 @@ Both directions are msgpack on one socket; standard output goes to standard erro
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import math
 import os
 import signal
@@ -20,6 +19,7 @@ from typing import Literal, SupportsFloat, cast
 
 import msgpack
 
+from bus.die_with_parent import die_with
 from bus.errors import ConfigError
 from services.reward_functions import Reference, RewardSpec, TokenReward, load_reward, told
 
@@ -33,7 +33,6 @@ FAILED = "failed"
 CANCEL_S = 1.0
 """How long an awaited reward that is of no use any more may take to end."""
 
-_PR_SET_PDEATHSIG = 1
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -108,7 +107,8 @@ def _not_a_number(value: object) -> Reply:
 def main(arguments: Sequence[str]) -> int:
     """The worker's life. `arguments`: the socket's descriptor, the parent's process id, the reward as JSON, and cores to run on (or "")."""
     descriptor, parent, reward, cores = int(arguments[0]), int(arguments[1]), RewardSpec.from_json(arguments[2]), arguments[3]
-    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent, signal.SIGKILL)
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     os.set_inheritable(descriptor, False)
@@ -133,15 +133,6 @@ def _serve(channel: socket.socket, scorer: Scorer) -> None:
             for reply in scorer.group(prompt, answers, reference):
                 # A message for each answer: the first without one is the one that runs, so that is the one that is late.
                 channel.sendall(msgpack.packb([number, *reply]))
-
-
-def _die_with(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have died before the line above.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

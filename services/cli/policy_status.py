@@ -19,7 +19,7 @@ from services.launcher.folders import FoundRun
 from services.monitor.last_words import ended_words
 from services.monitor.notes import asked_words
 from services.monitor.policy_numbers import policy_numbers
-from services.monitor.policy_tables import comparisons_table, differences_table, policies_table
+from services.monitor.policy_tables import policies_table, shadow_tables
 from services.policy.core import SOURCE
 
 MOST_REFUSALS = 5
@@ -45,11 +45,8 @@ def policy_status_command(named: str, redis: str | None, runs: Path, *, as_json:
     console = Console()
     console.print(_facts(found, state, alive))
     console.print(policies_table(numbers))
-    if numbers["shadow_comparisons"]:
-        console.print(comparisons_table(numbers))
-    differences = differences_table(numbers)
-    if differences is not None:
-        console.print(differences)
+    for table in shadow_tables(numbers):
+        console.print(table)
 
 
 def _facts(found: FoundRun, state: PolicyState, alive: dict[str, int] | None) -> Table:

@@ -31,6 +31,13 @@ def seconds_words(saved_s: object) -> str:
     return f"{saved_s:.2f} s saved" if saved_s > 0 else f"{-saved_s:.2f} s lost"
 
 
+def shadow_tables(numbers: Mapping[str, object]) -> list[Table]:
+    """What shadows would have done, if there are any; and where they differed, if they did."""
+    differences = differences_table(numbers)
+    found = [_comparisons_table(numbers)] if numbers["shadow_comparisons"] else []
+    return found if differences is None else [*found, differences]
+
+
 def policies_table(numbers: Mapping[str, object]) -> Table:
     """Who decided from where on."""
     table = _table("policies", "decides", "because of", "entries", "boundary")
@@ -46,7 +53,7 @@ def policies_table(numbers: Mapping[str, object]) -> Table:
     return table
 
 
-def comparisons_table(numbers: Mapping[str, object]) -> Table:
+def _comparisons_table(numbers: Mapping[str, object]) -> Table:
     """Each shadow against each active policy that it was compared with, the newest ones."""
     table = _table("shadows", "shadow", "boundaries")
     rows = rows_of(numbers, "shadow_comparisons")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.monitor.policy_tables import comparisons_table, differences_table, policies_table, was_changed
+from services.monitor.policy_tables import policies_table, shadow_tables, was_changed
 
 MOST_SWINGS = 12
 """Swings that are listed; of more, the first and the last ones."""
@@ -34,11 +34,8 @@ def print_summary(summary: Mapping[str, object], verified: Verified | None = Non
         console.print(_swings(swings))
     if was_changed(summary):
         console.print(policies_table(summary))
-    if summary["shadow_comparisons"]:
-        console.print(comparisons_table(summary))
-    differences = differences_table(summary)
-    if differences is not None:
-        console.print(differences)
+    for table in shadow_tables(summary):
+        console.print(table)
 
 
 def _numbers(summary: Mapping[str, object], verified: Verified | None) -> Table:

@@ -3,12 +3,11 @@
     verl_process.VerlProcess ──["load", file, text, class] ["make", …] ["call", method, …] …──▶ here
                              ◀──["ok", value, what was printed, lines too many] or ["failed", where and why, …]── for each, in order
 
-Both directions are msgpack on one socket. Standard output goes to standard error. Imports nothing of ours but the stand-ins.
+Both directions are msgpack on one socket. Standard output goes to standard error. Imports nothing of ours but stand-ins and `die_with`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import io
 import linecache
@@ -26,6 +25,7 @@ from typing import SupportsInt, cast
 
 import msgpack
 
+from bus.die_with_parent import die_with
 from services.policy import verl_names
 from services.policy.verl_builtins import MODULES
 from services.policy.verl_names import REGISTERED, DynamicScheduleContext, DynamicSchedulePolicyBase, Kind, Rollouter
@@ -40,7 +40,6 @@ MAX_DETAIL = 4_000
 """Characters of a traceback that are told: its end, where the error is."""
 PEEK_S = 1.0
 """How long a look ahead may take."""
-_PR_SET_PDEATHSIG = 1
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -201,7 +200,8 @@ def _is_empty(method: Callable[..., object]) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """The process's life. `arguments`: the socket's descriptor and the parent's process id."""
     descriptor, parent = int(arguments[0]), int(arguments[1])
-    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     printed = Printed()
@@ -246,15 +246,6 @@ def _trace(error: BaseException, file: str) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename != file:
         trace = trace.tb_next
     return "" if trace is None else "\n" + "".join(traceback.format_exception(type(error), error, trace))[-MAX_DETAIL:].rstrip()
-
-
-def _die_with(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have died before the line above.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":
