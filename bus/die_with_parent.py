@@ -16,14 +16,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str]) -> None:
-    parent, signal, *command = arguments
+def die_with(parent: int, signal: int) -> None:
+    """From now on this process gets `signal` when `parent` ends; ends at once if it is gone already. On Linux; elsewhere nothing."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, int(signal), 0, 0, 0) != 0:
+        if libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0) != 0:
             sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-        if os.getppid() != int(parent):
+        if os.getppid() != parent:
             sys.exit("the parent is gone already")
+
+
+def main(arguments: list[str]) -> None:
+    parent, signal, *command = arguments
+    die_with(int(parent), int(signal))
     os.execv(command[0], command)
 
 

@@ -1,0 +1,66 @@
+"""Weights for vLLM from a file of the same host or of a shared folder. Runs in vLLM's workers, through its own update session.
+
+    start_weight_update ▸ update_weights(path) ▸ finish_weight_update        every worker maps the file and takes its own shard
+
+Nothing is copied on the way: the file is the publication itself, mapped; vLLM's loaders slice it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+
+@dataclass
+class FileInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not in every environment
+    """Nothing is agreed on beforehand."""
+
+
+@dataclass
+class FileUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not in every environment
+    """Where the weights are, and which of them to take."""
+
+    path: str
+    names: list[str]
+
+
+class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  # type: ignore[misc]  # as above
+    """Loads a safetensors file in checkpoint format."""
+
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
+
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
+        """Nothing to agree on."""
+
+    def start_weight_update(self) -> None:
+        """From here on the model's parameters take a checkpoint again, whatever they were made into after the last load."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: Mapping[str, object]) -> None:
+        """As the base class does it, but for CPUs, too, where there is no accelerator to wait for."""
+        self.receive_weights(self.parse_update_info(dict(update_info)))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        """Loads what the file holds."""
+        self.model.load_weights(_tensors(update_info))
+
+    def finish_weight_update(self) -> None:
+        """Makes the parameters again what the kernels want."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _tensors(update_info: FileUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(update_info.path, framework="pt", device="cpu") as file:
+        for name in update_info.names:
+            yield name, file.get_tensor(name)
