@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from bus.errors import ConfigError
-from bus.events import RunPlanned, Value
+from bus.events import RunPlanned
 from policies.registry import nearest
 from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RunConfig
 from services.config_file import make_config

@@ -29,7 +29,7 @@ from services.engines.config import EngineConfig
 from services.engines.docket import Docket
 from services.engines.embedded_weights import Weights
 from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
-from services.engines.vllm_arguments import engine_arguments
+from services.engines.vllm_arguments import engine_arguments, engine_environment
 from services.engines.vllm_flights import Flights
 from services.engines.vllm_server import VllmServer
 from services.learner.digests import weights_digest
@@ -51,7 +51,7 @@ class VllmEngine:
         self._config = config
         self._model_folder = model_folder
         self._owns_server = False
-        self._server = server or VllmServer(engine_arguments(config, model_folder, device))
+        self._server = server or VllmServer(engine_arguments(config, model_folder, device), engine_environment(device))
         self._docket = Docket()
         self._flights = Flights(self._server, self._docket, config.max_running_requests, self._salt, self._fail)
         self._state: EngineState | None = None

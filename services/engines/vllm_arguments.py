@@ -67,9 +67,17 @@ def engine_arguments(config: EngineConfig, model_folder: Path, device: str) -> d
     return for_cpus | given | own
 
 
+def engine_environment(device: str) -> dict[str, str]:
+    """What else vLLM's processes find in their environment on such a device, unless the user has set it."""
+    if device.startswith("cuda"):
+        return {"VLLM_LOGGING_LEVEL": "WARNING"}
+    # There, each sleep and wake is worth a warning to vLLM; and the one function that it compiles takes 20 s of the first generation.
+    return {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
+
+
 @contextmanager
 def starting_environment(environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """What vLLM's processes inherit. vLLM changes the environment, too (preloaded libraries): all is put back, children of ours are none."""
+    """What vLLM's processes inherit; `environment` only where it is not set. All is put back, also what vLLM adds (preloaded libraries)."""
     before = dict(os.environ)
     # `nobind`: threads stay on the replica's cores, which vLLM's processes inherit. Nothing is reported to or asked of the network.
     os.environ.update({
@@ -79,8 +87,9 @@ def starting_environment(environment: Mapping[str, str] | None = None) -> Iterat
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
-    } | dict(environment or {}))  # fmt: skip
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    })  # fmt: skip
+    for name, value in (environment or {}).items():
+        os.environ.setdefault(name, value)
     try:
         yield
     finally:

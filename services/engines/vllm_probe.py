@@ -62,8 +62,9 @@ def check_installed() -> None:
     """Raises EngineError if vLLM is missing, lacks something, or cannot find our plugin."""
     version = _version()
     if lacks := missing(NEEDED):
+        some = "; ".join(lacks[:5]) + ("; …" if len(lacks) > 5 else "")
         raise EngineError(
-            f"vLLM {version} lacks {len(lacks)} of the interfaces that replicas use: {'; '.join(lacks[:5])}{'; …' if len(lacks) > 5 else ''}. "
+            f"vLLM {version} lacks {len(lacks)} of the interfaces that replicas use: {some}. "
             f"Install vLLM {KNOWN_VERSION}, or run with rollout.engine: embedded"
         )
     plugins = {point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")}

@@ -98,7 +98,7 @@ class VllmServer:
             raise EngineError(f"{what} has not ended after {waited:.1f} s: kill the replica") from error
         except EngineError:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever vLLM raises, its engine has not done what was asked)
+        except Exception as error:
             raise EngineError(f"{what} failed in vLLM: {type(error).__name__}: {error}") from error
 
     def post(self, action: Callable[[], object]) -> None:

@@ -49,8 +49,12 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Loads what the file holds."""
-        self.model.load_weights(_tensors(update_info))
+        """Loads what the file holds. Raises RuntimeError if a parameter got nothing."""
+        expected = {name for name, _ in self.model.named_parameters()}
+        loaded = self.model.load_weights(_tensors(update_info))
+        # Some models of vLLM's do not say what they have loaded.
+        if loaded is not None and (left := sorted(expected - set(loaded))):
+            raise RuntimeError(f"{len(left)} of {len(expected)} parameters are not in {update_info.path}: {', '.join(left[:3])}")
 
     def finish_weight_update(self) -> None:
         """Makes the parameters again what the kernels want."""

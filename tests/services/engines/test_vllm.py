@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from bus.errors import ConfigError, EngineError
 from services.engines.config import EngineConfig, VllmConfig
@@ -25,8 +25,10 @@ S = 30.0
 
 
 @pytest.fixture
-def vllm(vllm_server: VllmServer, tmp_path: Path) -> Workshop:
-    return Workshop("vllm", tmp_path, vllm_server=vllm_server)
+def vllm(vllm_server: VllmServer, tmp_path: Path) -> Iterator[Workshop]:
+    made = Workshop("vllm", tmp_path, vllm_server=vllm_server)
+    yield made
+    made.close()
 
 
 def own_logprobs(output: GenerateOutput, version: int, prompt: tuple[int, ...] = (1, 2, 3)) -> list[float]:
@@ -78,7 +80,9 @@ def test_c42259_log_probabilities_are_of_the_renormalised_distribution_that_was_
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[1, 2, 3, *output.tokens]])).logits[0, 2:-1] / 0.7
     kept, places = logits.topk(3, dim=-1)
-    expected = [row[list(place).index(token)].item() for row, place, token in zip(kept.log_softmax(-1), places.tolist(), output.tokens, strict=True)]
+    expected = [
+        row[list(place).index(token)].item() for row, place, token in zip(kept.log_softmax(-1), places.tolist(), output.tokens, strict=True)
+    ]
     assert output.logprobs == pytest.approx(expected, abs=1e-3)
 
 

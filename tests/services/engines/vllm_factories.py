@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 
 from bus.events import Value
 from services.engines.config import EngineConfig
-from services.engines.vllm_arguments import engine_arguments
+from services.engines.vllm_arguments import engine_arguments, engine_environment
 from services.engines.vllm_server import VllmServer
 
 CACHE_BYTES = 64 << 20
@@ -28,7 +28,13 @@ def quietly_imported() -> Iterator[None]:
 
 def vllm_model(vocab_size: int) -> Qwen2Config:
     """As small as vLLM's kernels for CPUs allow: heads of 32 numbers."""
-    numbers = {"vocab_size": vocab_size, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 8192}
+    numbers = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 8192,
+    }
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
     nothing_special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = Qwen2Config.from_dict({**numbers, **heads, **nothing_special, "architectures": ["Qwen2ForCausalLM"]})
@@ -41,4 +47,5 @@ def tiny_server(folder: Path, max_running_requests: int = 8, max_model_len: int 
     vllm_model(32).save_pretrained(folder)
     config = EngineConfig(kind="vllm", max_running_requests=max_running_requests, max_model_len=max_model_len, dtype="float32")
     arguments: dict[str, Value] = engine_arguments(config, folder, "cpu")
-    return VllmServer(arguments | {"kv_cache_memory_bytes": CACHE_BYTES} | kwargs)  # type: ignore[operator]  # tests may give lists, too
+    given: dict[str, Value] = arguments | {"kv_cache_memory_bytes": CACHE_BYTES} | kwargs  # type: ignore[operator]  # tests give lists, too
+    return VllmServer(given, engine_environment("cpu"))
