@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from bus.errors import EngineError, WeightsError
+from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.docket import Docket
-from services.engines.embedded_weights import Weights
+from services.engines.embedded_weights import Weights, tied_names
 from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
 from services.engines.vllm_arguments import engine_arguments, engine_environment
 from services.engines.vllm_flights import Flights
@@ -61,6 +62,8 @@ class VllmEngine:
         self._version: int | None = None
         self._tokens_before = 0
         self._weights: Weights | None = None
+        self._tied: list[list[str]] = []
+        """The names of each weight."""
         self._vocab_size = 0
         self._verified: dict[str, str] = {}
         """Digest of weights -> digest of the checksums they gave; of the last two."""
@@ -70,7 +73,11 @@ class VllmEngine:
         self._docket.check()
         if self._state is not None:
             raise EngineError("the engine was started twice")
-        self._weights, self._vocab_size = _expected(self._model_folder)
+        model = _without_memory(self._model_folder)
+        self._tied = list(tied_names(model.state_dict(keep_vars=True)))
+        self._vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self._weights = Weights(model, torch.device("meta"))
+        self._weights.allocate()
         if not self._server.running:
             self._owns_server = True
             self._server.start(self._config.vllm.start_timeout_s)
@@ -95,8 +102,10 @@ class VllmEngine:
         self._ready = False
         assert self._weights is not None, "a started engine knows its model"
         self._weights.load(weights)
-        with _file_of(weights) as path:
-            self._do("load_weights", self._server.update(path, list(weights), version), self._config.vllm.update_timeout_s)
+        # Of tied weights the trainer may send any; vLLM takes the first.
+        names = {tied[0]: next(name for name in tied if name in weights) for tied in self._tied}
+        with _file_of({name: weights[name] for name in names.values()}, weights) as path:
+            self._do("load_weights", self._server.update(path, names, version), self._config.vllm.update_timeout_s)
         if self._config.vllm.verify_weights:
             self._verify(weights)
         if self._config.vllm.prefix_cache == "reset":
@@ -244,30 +253,28 @@ class VllmEngine:
             self._state = state
 
 
-def _expected(folder: Path) -> tuple[Weights, int]:
-    """The weights that the model takes, without memory, and the size of its vocabulary."""
+def _without_memory(folder: Path) -> PreTrainedModel:
+    """The model as transformers has it, for the names and shapes of its weights."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with MAKING_A_MODEL, torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (OSError, ImportError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise EngineError(f"the model in {folder} cannot be served by vLLM: {type(error).__name__}: {error}") from error
-    weights = Weights(model, torch.device("meta"))
-    weights.allocate()
-    return weights, int(model.get_input_embeddings().num_embeddings)
+    return model
 
 
 @contextmanager
-def _file_of(weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
-    """A file that holds them as long as this lasts. Raises EngineError if there is none and none can be written."""
-    if isinstance(weights, WeightsFile) and weights.path.exists():
-        yield weights.path
+def _file_of(tensors: Mapping[str, torch.Tensor], origin: Mapping[str, torch.Tensor]) -> Iterator[Path]:
+    """A file that holds them as long as this lasts: their origin, or a new one. Raises EngineError if none can be written."""
+    if isinstance(origin, WeightsFile) and origin.path.exists():
+        yield origin.path
         return
     folder = SHM if SHM.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="swingshift-weights-", dir=folder) as place:
         path = Path(place) / "weights.safetensors"
         try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, path)
-        except (OSError, WeightsError) as error:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        except (OSError, SafetensorError) as error:
             raise EngineError(f"weights cannot be handed to vLLM through {path}: {error}") from error
         yield path

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bus.errors import EngineError
-from bus.events import Value
 from services.engines.protocol import GenerateRequest
 from services.engines.vllm_arguments import starting_environment
 from services.engines.vllm_plugin import FILE_TRANSFER
@@ -40,7 +39,7 @@ END_S = 10.0
 class VllmServer:
     """Started once, closed once. Methods that are coroutines are to be run by `call`."""
 
-    def __init__(self, arguments: Mapping[str, Value], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, arguments: Mapping[str, object], environment: Mapping[str, str] | None = None) -> None:
         self._arguments = arguments
         self._environment = environment
         self._loop = asyncio.new_event_loop()
@@ -151,12 +150,15 @@ class VllmServer:
         if not await self._built.reset_prefix_cache():
             raise EngineError("vLLM did not reset its prefix cache: blocks of it are still in use, though nothing is in flight")
 
-    async def update(self, path: Path, names: Sequence[str], version: int) -> None:
-        """Loads weights from a file by vLLM's own update session. An error leaves the model half loaded."""
+    async def update(self, path: Path, names: Mapping[str, str], version: int) -> None:
+        """Loads weights from a file by vLLM's own update session, `names` the model's name -> that in the file.
+
+        An error leaves the model half loaded.
+        """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._built.start_weight_update()
-        await self._built.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path), "names": list(names)}))
+        await self._built.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path), "names": dict(names)}))
         await self._built.finish_weight_update(weight_version=str(version))
         if (label := await self._built.get_weight_version()) != str(version):
             raise EngineError(f"vLLM was given version {version}, and says that it has {label}")

@@ -23,10 +23,10 @@ class FileInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not
 
 @dataclass
 class FileUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not in every environment
-    """Where the weights are, and which of them to take."""
+    """Where the weights are, and which of them to take: the model's name -> that in the file."""
 
     path: str
-    names: list[str]
+    names: dict[str, str]
 
 
 class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  # type: ignore[misc]  # as above
@@ -66,5 +66,5 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
 def _tensors(update_info: FileUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
     with safe_open(update_info.path, framework="pt", device="cpu") as file:
-        for name in update_info.names:
-            yield name, file.get_tensor(name)
+        for name, name_in_file in update_info.names.items():
+            yield name, file.get_tensor(name_in_file)

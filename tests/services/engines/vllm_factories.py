@@ -9,7 +9,6 @@ from pathlib import Path
 
 from transformers import Qwen2Config
 
-from bus.events import Value
 from services.engines.config import EngineConfig
 from services.engines.vllm_arguments import engine_arguments, engine_environment
 from services.engines.vllm_server import VllmServer
@@ -46,6 +45,5 @@ def tiny_server(folder: Path, max_running_requests: int = 8, max_model_len: int 
     """Not started; the model's folder is made. `kwargs` are added to the arguments of vLLM."""
     vllm_model(32).save_pretrained(folder)
     config = EngineConfig(kind="vllm", max_running_requests=max_running_requests, max_model_len=max_model_len, dtype="float32")
-    arguments: dict[str, Value] = engine_arguments(config, folder, "cpu")
-    given: dict[str, Value] = arguments | {"kv_cache_memory_bytes": CACHE_BYTES} | kwargs  # type: ignore[operator]  # tests give lists, too
-    return VllmServer(given, engine_environment("cpu"))
+    arguments: dict[str, object] = {**engine_arguments(config, folder, "cpu"), "kv_cache_memory_bytes": CACHE_BYTES, **kwargs}
+    return VllmServer(arguments, engine_environment("cpu"))
