@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
@@ -40,6 +41,9 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     def start_weight_update(self) -> None:
         """From here on the model's parameters take a checkpoint again, whatever they were made into after the last load."""
+        # Each once, under its first name; while they are reloaded, tied ones are several.
+        self._expected = {name for name, _ in self.model.named_parameters()}
+        self._loaded: set[str] = set()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: Mapping[str, object]) -> None:
@@ -49,16 +53,24 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Loads what the file holds. Raises RuntimeError if a parameter got nothing."""
-        expected = {name for name, _ in self.model.named_parameters()}
-        loaded = self.model.load_weights(_tensors(update_info))
+        """Loads what the file holds."""
         # Some models of vLLM's do not say what they have loaded.
-        if loaded is not None and (left := sorted(expected - set(loaded))):
-            raise RuntimeError(f"{len(left)} of {len(expected)} parameters are not in {update_info.path}: {', '.join(left[:3])}")
+        self._loaded |= set(self.model.load_weights(_tensors(update_info)) or self._expected)
 
     def finish_weight_update(self) -> None:
-        """Makes the parameters again what the kernels want."""
+        """Makes the parameters again what the kernels want. Raises RuntimeError if one got nothing."""
+        if left := sorted(self._expected - self._loaded):
+            raise RuntimeError(f"{len(left)} of {len(self._expected)} parameters got no weights: {', '.join(left[:3])}")
         finalize_layerwise_reload(self.model, self.model_config)
+        self._remake_tied()
+
+    def _remake_tied(self) -> None:
+        """A layer whose weights are another's was not reloaded itself: what its kernels made of them is still that of the last ones."""
+        for name, _ in self.model.named_parameters(remove_duplicate=False):
+            if name not in self._expected:
+                layer = self.model.get_submodule(name.rpartition(".")[0])
+                if isinstance(method := getattr(layer, "quant_method", None), QuantizeMethodBase):
+                    method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         """Nothing is held."""

@@ -196,7 +196,10 @@ def test_45326_nothing_waits_in_a_queue_of_vllm_over_a_pause(vllm: Workshop) -> 
 def test_published_weights_go_to_vllm_as_the_file_they_are(vllm: Workshop, tmp_path: Path) -> None:
     engine = vllm.build()
     store = WeightStore("vllm-test", "file", tmp_path / "published")
-    notice = store.publish(vllm.weights(4), 4, 0, 1)
+    weights = vllm.weights(4)
+    # Of tied ones, any: here the one that vLLM's model does not have.
+    del weights["model.embed_tokens.weight"]
+    notice = store.publish(weights, 4, 0, 1)
     engine.wake()
     engine.load_weights(load_weights(notice.uri, notice.digest), 4)
     engine.open()
