@@ -104,6 +104,15 @@ def wait_for_tokens(engine: Engine, count: int, within_s: float = 60.0) -> None:
         time.sleep(0.001)
 
 
+def own_logprobs(output: GenerateOutput, version: int, prompt: tuple[int, ...] = (1, 2, 3)) -> list[float]:
+    """Log-probabilities of the sampled tokens, of the model that vLLM serves, by the plain forward of transformers."""
+    model = random_model(vllm_model(VOCAB), version)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *output.tokens]])).logits[0, len(prompt) - 1 : -1]
+    picked: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(output.tokens)[:, None])[:, 0].tolist()
+    return picked
+
+
 @dataclass
 class Workshop:
     """Builds engines of one kind, the weights they take, and closes them."""

@@ -11,14 +11,14 @@ import torch
 
 from bus.errors import ConfigError, EngineError
 from services.engines.config import EngineConfig, VllmConfig
-from services.engines.protocol import GenerateOutput, Sampling
+from services.engines.protocol import Sampling
 from services.engines.vllm import VllmEngine
 from services.engines.vllm_arguments import engine_arguments, starting_environment
 from services.engines.vllm_probe import missing
 from services.engines.vllm_server import VllmServer
 from services.weights import WeightStore, load_weights
 from tests.services.engines.conftest import NEEDS_VLLM
-from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, random_model, wait_for_tokens, weights_of
+from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, own_logprobs, random_model, wait_for_tokens, weights_of
 from tests.services.engines.vllm_factories import vllm_model
 
 S = 30.0
@@ -29,15 +29,6 @@ def vllm(vllm_server: VllmServer, tmp_path: Path) -> Iterator[Workshop]:
     made = Workshop("vllm", tmp_path, vllm_server=vllm_server)
     yield made
     made.close()
-
-
-def own_logprobs(output: GenerateOutput, version: int, prompt: tuple[int, ...] = (1, 2, 3)) -> list[float]:
-    """Of the sampled tokens, by the plain forward of transformers."""
-    model = random_model(vllm_model(VOCAB), version)
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([[*prompt, *output.tokens]])).logits[0, len(prompt) - 1 : -1]
-    picked: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(output.tokens)[:, None])[:, 0].tolist()
-    return picked
 
 
 @NEEDS_VLLM
@@ -55,20 +46,13 @@ def test_log_probabilities_are_those_of_the_trainers_forward_after_every_update(
 
 
 @NEEDS_VLLM
-def test_greedy_tokens_are_those_of_the_embedded_engine(vllm: Workshop, tmp_path: Path) -> None:
-    from services.engines.embedded import EmbeddedEngine
-
+def test_greedy_tokens_are_those_of_the_plain_forward(vllm: Workshop) -> None:
     engine = vllm.open()
-    embedded = EmbeddedEngine(EngineConfig(max_model_len=256, dtype="float32"), tmp_path)
-    embedded.start()
-    embedded.wake()
-    embedded.load_weights(vllm.weights(1), 1)
-    embedded.open()
-    greedy = Sampling(temperature=0)
-    for each in (engine, embedded):
-        each.submit(ask("r", 100, sampling=greedy))
-    assert collect(engine, 1)["r"].tokens == collect(embedded, 1)["r"].tokens
-    embedded.close()
+    engine.submit(ask("r", 100, sampling=Sampling(temperature=0)))
+    tokens = collect(engine, 1)["r"].tokens
+    with torch.inference_mode():
+        logits = random_model(vllm_model(VOCAB), 1)(input_ids=torch.tensor([[1, 2, 3, *tokens]])).logits[0, 2:-1]
+    assert tokens == tuple(logits.argmax(-1).tolist())
 
 
 @NEEDS_VLLM
@@ -146,7 +130,7 @@ def test_c28_the_same_holds_with_caches_that_are_salted_by_version(vllm_server: 
 @NEEDS_VLLM
 def test_12284_a_prefix_cache_that_cannot_be_reset_is_an_error(vllm: Workshop, vllm_server: VllmServer) -> None:
     engine = vllm.open()
-    engine.submit(ask("r", LONG, tuple([1] * 300)))
+    engine.submit(ask("r", LONG, tuple([1] * 90)))
     wait_for_tokens(engine, 20)
     with pytest.raises(EngineError, match="did not reset its prefix cache"):
         vllm_server.call("reset", vllm_server.reset_prefix_cache(), S)

@@ -15,7 +15,7 @@ from bus.errors import EngineError
 from services.engines.config import EngineConfig, VllmConfig
 from services.engines.vllm import VllmEngine
 from tests.services.engines.conftest import NEEDS_VLLM
-from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, wait_for_tokens
+from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, own_logprobs, wait_for_tokens
 from tests.services.engines.vllm_factories import quietly_imported, tiny_server, vllm_model
 
 pytestmark = NEEDS_VLLM
@@ -89,3 +89,19 @@ def test_c09_an_engine_that_hangs_on_pause_is_never_taken_as_paused(tmp_path: Pa
     pids = server.pids
     engine.close()
     assert not any(map(alive, pids))
+
+
+def test_tied_weights_follow_an_update_also_where_kernels_keep_a_form_of_their_own(tmp_path: Path) -> None:
+    with quietly_imported():
+        workshop = Workshop("vllm", tmp_path, vllm_server=tiny_server(tmp_path, dtype="bfloat16"))
+        engine = workshop.open()
+    engine.pause()
+    engine.load_weights(workshop.weights(2), 2)
+    engine.open()
+    engine.submit(ask("r", 100))
+    output = collect(engine, 1)["r"]
+    far, near = (
+        sum(abs(one - other) for one, other in zip(output.logprobs, own_logprobs(output, version), strict=True)) for version in (1, 2)
+    )
+    assert near < far / 5
+    workshop.close()
