@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.docket import Docket
+from services.engines.embedded_model import vocab_size
 from services.engines.embedded_weights import Weights, tied_names
 from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
 from services.engines.vllm_arguments import engine_arguments, engine_environment
@@ -75,7 +76,7 @@ class VllmEngine:
             raise EngineError("the engine was started twice")
         model = _without_memory(self._model_folder)
         self._tied = list(tied_names(model.state_dict(keep_vars=True)))
-        self._vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self._vocab_size = vocab_size(model, "vLLM")
         self._weights = Weights(model, torch.device("meta"))
         self._weights.allocate()
         if not self._server.running:
