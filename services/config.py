@@ -164,7 +164,7 @@ class RolloutConfig(Section):
     reward_workers: int = Field(default=1, ge=1, le=256)
     """Processes that compute rewards."""
     engine_kwargs: dict[str, Value] = {}
-    """Further settings of the engine (`services.engines.config.EngineConfig`); with vLLM anything that `vllm.AsyncEngineArgs` takes, too."""
+    """Further settings of the engine (`services.engines.config.EngineConfig`); with vLLM all of `vllm.AsyncEngineArgs`, too."""
 
     @property
     def slots(self) -> int:
