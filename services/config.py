@@ -123,8 +123,8 @@ class DataConfig(Section):
 class RolloutConfig(Section):
     """How answers are generated and scored."""
 
-    engine: Literal["embedded", "scripted"] = "embedded"
-    """What generates: the embedded engine, for any Hugging Face model, or one that computes nothing, for tests."""
+    engine: Literal["embedded", "scripted", "vllm"] = "embedded"
+    """What generates: the embedded engine, for any Hugging Face model; vLLM; or one that computes nothing, for tests."""
     n: int = Field(default=8, ge=1, le=1024)
     """Answers of one sample."""
     temperature: float = Field(default=1.0, gt=0, le=100)
@@ -164,7 +164,7 @@ class RolloutConfig(Section):
     reward_workers: int = Field(default=1, ge=1, le=256)
     """Processes that compute rewards."""
     engine_kwargs: dict[str, Value] = {}
-    """Further settings of the engine (`services.engines.config.EngineConfig`)."""
+    """Further settings of the engine (`services.engines.config.EngineConfig`); with vLLM all of `vllm.AsyncEngineArgs`, too."""
 
     @property
     def slots(self) -> int:

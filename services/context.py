@@ -21,6 +21,7 @@ from services.local_settings import with_local_settings
 from services.plan import config_of, engine_config
 
 if TYPE_CHECKING:
+    from services.engines.config import EngineConfig
     from services.engines.protocol import Engine
     from services.learner.protocol import Learner
 
@@ -133,9 +134,19 @@ class ServiceContext:
         config = engine_config(self.config, self.plan)
         if config.kind == "scripted":
             return self._scripted_engine()
+        if config.kind == "vllm":
+            return self._vllm_engine(config)
         from services.engines.embedded import EmbeddedEngine
 
         return EmbeddedEngine(config, self.model_folder, "cuda" if self.device.startswith("cuda") else "cpu")
+
+    def _vllm_engine(self, config: EngineConfig) -> Engine:
+        from services.engines.vllm import VllmEngine
+
+        rollout = self.config.rollout
+        share = rollout.gpu_memory_utilization if self.role == "hybrid" else rollout.standalone_gpu_memory_utilization
+        settings = config.model_copy(update={"vllm": config.vllm.model_copy(update={"memory_share": share})})
+        return VllmEngine(settings, self.model_folder, self.device or "cpu")
 
     def _scripted_engine(self) -> Engine:
         from services.engines.scripted import Script, ScriptedEngine, varying_length

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 
 from bus.errors import ConfigError
-from bus.events import RunPlanned, Value
+from bus.events import RunPlanned
 from bus.settings import keeps_version_lag
 from policies.registry import nearest
 from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RunConfig
 from services.config_file import make_config
 from services.data.planning import DataPlan, plan_data, with_absolute_paths
 from services.devices import Machine, assign_devices, check_memory, is_cuda, this_machine
-from services.engines.config import EngineConfig
+from services.engines.config import EngineConfig, VllmConfig
 from services.learner.config import LearnerConfig
 from services.learner.environment import environment
 from services.monitor.trackers import check_trackers
 from services.policy.making import make_policy
 from services.policy.source import read_source
 
-OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len")
-"""Settings of the engine that are worked out here."""
+OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len", "vllm", "memory_share", "kwargs")
+"""Settings of the engine that are worked out here or in the replica."""
 
 
 def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: DataPlan | None = None) -> RunPlanned:
@@ -123,21 +124,31 @@ def config_of(plan: RunPlanned) -> RunConfig:
 def engine_config(config: RunConfig, plan: RunPlanned) -> EngineConfig:
     """What a replica's engine is set to. Raises ConfigError."""
     kwargs = config.rollout.engine_kwargs
+    vllm: dict[str, object] = {}
     for name in kwargs:
         if name in OWN_ENGINE_SETTINGS:
             raise ConfigError(f"rollout.engine_kwargs.{name} is worked out from other settings of rollout: leave it out")
-        if name not in EngineConfig.model_fields:
+        if config.rollout.engine == "vllm" and name not in EngineConfig.model_fields:
+            vllm[name] = kwargs[name]
+        elif name not in EngineConfig.model_fields:
             guess = nearest(name, tuple(known for known in EngineConfig.model_fields if known not in OWN_ENGINE_SETTINGS))
             raise ConfigError(f"rollout.engine_kwargs.{name} is no setting: did you mean rollout.engine_kwargs.{guess}?")
-    own: dict[str, Value] = {
+    own: dict[str, object] = {
         "kind": config.rollout.engine,
         "max_running_requests": plan.max_running_requests,
         "max_model_len": max(8, plan.max_prompt_length + plan.max_response_length),
+        "vllm": _vllm_settings(vllm),
     }
     try:
-        return EngineConfig.model_validate(kwargs | own)
+        return EngineConfig.model_validate({name: value for name, value in kwargs.items() if name not in vllm} | own)
     except ValueError as error:
         raise ConfigError(f"rollout.engine_kwargs: {error}") from error
+
+
+def _vllm_settings(given: Mapping[str, object]) -> dict[str, object]:
+    """What is a setting of ours, and the rest, which vLLM gets as it is."""
+    ours = {name: value for name, value in given.items() if name in VllmConfig.model_fields}
+    return ours | {"kwargs": {name: value for name, value in given.items() if name not in ours}}
 
 
 def _check(config: RunConfig) -> None:

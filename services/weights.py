@@ -47,6 +47,15 @@ class WeightNotice:
     seconds: float
 
 
+class WeightsFile(dict[str, torch.Tensor]):
+    """The tensors of a publication, mapped from the file that holds them: who serves them elsewhere can hand on the file instead."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], path: Path, digest: str) -> None:
+        super().__init__(tensors)
+        self.path = path
+        self.digest = digest
+
+
 class WeightStore:
     """Where one trainer publishes the weights of one run.
 
@@ -144,7 +153,7 @@ class WeightStore:
         return [path for folder in self._folders() for path in sorted(folder.glob(pattern))]
 
 
-def load_weights(uri: str, digest: str, folder: Path | None = None) -> dict[str, torch.Tensor]:
+def load_weights(uri: str, digest: str, folder: Path | None = None) -> WeightsFile:
     """The tensors of a publication, on the CPU. Raises WeightsError when they are gone, torn, or not those of the digest.
 
     `folder`: where they may lie, too, under the same name: a run that was moved, or went on without its shared memory, has them there.
@@ -158,7 +167,7 @@ def load_weights(uri: str, digest: str, folder: Path | None = None) -> dict[str,
         raise WeightsError(f"weights {uri} are torn: {error}; take a newer publication") from error
     if (found := weights_digest(tensors)) != digest:
         raise WeightsError(f"weights {uri} have digest {found}, the notice says {digest}: they are not the ones published")
-    return tensors
+    return WeightsFile(tensors, path, digest)
 
 
 def put_back(uri: str, weights: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -6,14 +6,47 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bus.events import Value
+
+
+class VllmConfig(BaseModel):
+    """What only the vLLM engine has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """GPUs that share one replica's model."""
+
+    memory_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the device's memory for weights and cache, on GPUs; on CPUs the cache has `kv_cache_memory_bytes` of `kwargs`."""
+
+    prefix_cache: Literal["reset", "salt", "off"] = "reset"
+    """At an update: `reset` empties the cache, and fails if it could not; `salt` makes what older weights cached unreachable instead."""
+
+    verify_weights: bool = True
+    """Whether each load is followed by checksums of all parameters: equal weights must give equal ones, others different ones."""
+
+    start_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """How long the engine may take to start."""
+
+    switch_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    """How long it may take to fall asleep, to wake up, or to open, before it counts as failed."""
+
+    update_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """How long loading weights may take before it counts as failed."""
+
+    kwargs: dict[str, Value] = {}
+    """Anything else that `vllm.AsyncEngineArgs` takes."""
+
 
 class EngineConfig(BaseModel):
     """One replica's engine. Which model it serves and on which device is not in here: that comes from the run and from the device map."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["embedded", "scripted"] = "embedded"
-    """`embedded` runs the model in the replica's process; `scripted` computes nothing, for tests and benchmarks."""
+    kind: Literal["embedded", "scripted", "vllm"] = "embedded"
+    """`embedded` runs the model in the replica's process; `vllm` in one or more processes of vLLM's, which end with the replica;
+    `scripted` computes nothing, for tests and benchmarks."""
 
     max_running_requests: int = Field(default=64, ge=1, le=1024)
     """Requests that generate at the same time; more wait in the engine's queue. Their cache is allocated as a whole by `wake`."""
@@ -35,3 +68,6 @@ class EngineConfig(BaseModel):
 
     pause_timeout_s: float = Field(default=30.0, gt=0, le=600)
     """How long `pause` and `close` wait for the token that is being computed before they raise."""
+
+    vllm: VllmConfig = VllmConfig()
+    """Of kind `vllm` only."""

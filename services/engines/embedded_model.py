@@ -35,7 +35,7 @@ class ServedModel:
         self._ready = False
         self._version: int | None = None
         self.device = device
-        self.vocab_size = _vocab_size(model)
+        self.vocab_size = vocab_size(model, "the embedded engine")
 
     @property
     def ready(self) -> bool:
@@ -109,8 +109,9 @@ def _with_random_weights(folder: Path, dtype: str) -> PreTrainedModel:
     return model
 
 
-def _vocab_size(model: PreTrainedModel) -> int:
+def vocab_size(model: PreTrainedModel, engine: str) -> int:
+    """How many tokens the model knows. Raises EngineError for one that `engine` cannot serve."""
     embeddings = model.get_input_embeddings()
     if not isinstance(embeddings, torch.nn.Embedding):
-        raise EngineError(f"{type(model).__name__} embeds its tokens by a {type(embeddings).__name__}: the embedded engine cannot serve it")
+        raise EngineError(f"{type(model).__name__} embeds its tokens by a {type(embeddings).__name__}: {engine} cannot serve it")
     return embeddings.num_embeddings

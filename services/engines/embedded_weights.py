@@ -27,7 +27,7 @@ class Weights:
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self._device = device
         saved = model.state_dict(keep_vars=True)
-        self._slots = [_Slot(tuple(names), saved[names[0]], saved[names[0]].shape, saved[names[0]].dtype) for names in _tied_names(saved)]
+        self._slots = [_Slot(tuple(names), saved[names[0]], saved[names[0]].shape, saved[names[0]].dtype) for names in tied_names(saved)]
         self._slot_of = {name: slot for slot in self._slots for name in slot.names}
         for name, buffer in model.named_buffers():
             if name not in saved:
@@ -72,7 +72,8 @@ class Weights:
             )
 
 
-def _tied_names(tensors: Mapping[str, torch.Tensor]) -> Iterable[list[str]]:
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> Iterable[list[str]]:
+    """The names of each tensor: several where the same one has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)

@@ -82,7 +82,7 @@ def test_an_unknown_key_names_the_nearest_known_one_with_its_path(load: Load, ov
         ("rollout.top_p=1.5", "rollout.top_p is 1.5, it must be at most 1"),
         ("deadlines.kill_s=0", "deadlines.kill_s is 0, it must be above 0"),
         ("actor.clip_low=1", "actor.clip_low is 1, it must be below 1"),
-        ("rollout.engine=vllm", "rollout.engine is 'vllm', it must be 'embedded' or 'scripted'"),
+        ("rollout.engine=sglang", "rollout.engine is 'sglang', it must be 'embedded', 'scripted' or 'vllm'"),
         ("rollout=3", "rollout is 3, it must be a section"),
         ("policy.params.deactivate_ratio=[1]", "policy.params.deactivate_ratio is [1], it must be a word, a number"),
         ("async_training.staleness_threshold=.inf", "async_training.staleness_threshold is inf"),

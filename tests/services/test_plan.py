@@ -172,6 +172,13 @@ def test_the_engine_gets_its_numbers_from_the_plan_and_further_ones_by_name() ->
     assert (engine.max_running_requests, engine.admit_requests) == (7, 2)
 
 
+def test_vllm_gets_as_it_is_what_is_no_setting_of_ours() -> None:
+    kwargs = {"pause_timeout_s": 3, "prefix_cache": "salt", "block_size": 32}
+    settings = config(rollout={"engine": "vllm", "engine_kwargs": kwargs})
+    engine = engine_config(settings, plan_run(settings, "r1", TWO_CORES))
+    assert (engine.kind, engine.pause_timeout_s, engine.vllm.prefix_cache, engine.vllm.kwargs) == ("vllm", 3, "salt", {"block_size": 32})
+
+
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [

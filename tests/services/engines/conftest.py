@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from services.engines.vllm_server import VllmServer
 from tests.services.engines.factories import Workshop
+from tests.services.engines.vllm_factories import quietly_imported, tiny_server
+
+NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: `make test-vllm` has it")
 
 
-@pytest.fixture(params=["embedded", "scripted"])
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """One vLLM for all tests: each puts an engine of its own around it."""
+    with quietly_imported():
+        server = tiny_server(tmp_path_factory.mktemp("vllm"))
+        server.start(300)
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["embedded", "scripted", pytest.param("vllm", marks=NEEDS_VLLM)])
 def workshop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workshop]:
     """Each test that takes it runs once with each kind of engine."""
-    made = Workshop(request.param, tmp_path)
+    server = request.getfixturevalue("vllm_server") if request.param == "vllm" else None
+    made = Workshop(request.param, tmp_path, vllm_server=server)
     yield made
     made.close()

@@ -14,6 +14,9 @@ from services.engines.config import EngineConfig
 from services.engines.embedded import EmbeddedEngine
 from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
 from services.engines.scripted import Fault, Operation, Script, ScriptedEngine, varying_length
+from services.engines.vllm import VllmEngine
+from services.engines.vllm_server import VllmServer
+from tests.services.engines.vllm_factories import DEADLY, quietly_imported, tiny_server, vllm_model
 
 VOCAB = 32
 DEADLY_TOKEN = 31
@@ -21,7 +24,7 @@ STOPPING = Sampling(stop_token_ids=(7,))
 LONG = 4000
 """New tokens that take any of the engines here more than a second; no answer stops before them by itself unless it is STOPPING."""
 
-Kind = Literal["embedded", "scripted"]
+Kind = Literal["embedded", "scripted", "vllm"]
 Flaw = Literal["none", "second_load_fails", "crashes_on_deadly_token"]
 
 
@@ -101,6 +104,15 @@ def wait_for_tokens(engine: Engine, count: int, within_s: float = 60.0) -> None:
         time.sleep(0.001)
 
 
+def own_logprobs(output: GenerateOutput, version: int, prompt: tuple[int, ...] = (1, 2, 3)) -> list[float]:
+    """Log-probabilities of the sampled tokens, of the model that vLLM serves, by the plain forward of transformers."""
+    model = random_model(vllm_model(VOCAB), version)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *output.tokens]])).logits[0, len(prompt) - 1 : -1]
+    picked: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(output.tokens)[:, None])[:, 0].tolist()
+    return picked
+
+
 @dataclass
 class Workshop:
     """Builds engines of one kind, the weights they take, and closes them."""
@@ -108,10 +120,17 @@ class Workshop:
     kind: Kind
     folder: Path
     engines: list[Engine] = field(default_factory=list)
+    vllm_server: VllmServer | None = None
+    """One that runs, for engines of kind vllm without a flaw."""
+
+    @property
+    def continuing(self) -> Sampling:
+        """With which an answer that was continued is the one of a single go: vLLM draws anew after an abort."""
+        return Sampling(temperature=0) if self.kind == "vllm" else Sampling()
 
     def weights(self, version: int) -> dict[str, torch.Tensor]:
         """Weights that differ with the version."""
-        return weights_of(random_model(tiny_config(), version))
+        return weights_of(random_model(vllm_model(VOCAB) if self.kind == "vllm" else tiny_config(), version))
 
     def torn_weights(self) -> dict[str, torch.Tensor]:
         """Weights of which one is missing. (A scripted engine looks at none: it fails by its flaw.)"""
@@ -122,7 +141,8 @@ class Workshop:
     def build(self, flaw: Flaw = "none", rows: int = 8, max_model_len: int = LONG + 96) -> Engine:
         """An engine that was started: asleep."""
         config = EngineConfig(max_running_requests=rows, max_model_len=max_model_len)
-        engine = self._embedded(config, flaw) if self.kind == "embedded" else self._scripted(config, flaw)
+        makers = {"embedded": self._embedded, "scripted": self._scripted, "vllm": self._vllm}
+        engine = makers[self.kind](config, flaw)
         self.engines.append(engine)
         engine.start()
         return engine
@@ -145,6 +165,14 @@ class Workshop:
             model_config = FragileConfig(**{name: value for name, value in model_config.to_dict().items() if name != "model_type"})
         model_config.save_pretrained(self.folder)
         return EmbeddedEngine(config, self.folder)
+
+    def _vllm(self, config: EngineConfig, flaw: Flaw) -> Engine:
+        vllm_model(VOCAB).save_pretrained(self.folder)
+        server = self.vllm_server
+        if flaw == "crashes_on_deadly_token":
+            with quietly_imported():
+                server = tiny_server(self.folder, logits_processors=[DEADLY])
+        return VllmEngine(config, self.folder, server=server)
 
     def _scripted(self, config: EngineConfig, flaw: Flaw) -> Engine:
         faults: dict[Flaw, dict[Operation, Fault]] = {

@@ -51,16 +51,16 @@ def test_no_more_requests_run_than_configured(workshop: Workshop) -> None:
 
 def test_an_answer_that_was_aborted_and_continued_is_the_one_of_a_single_go(workshop: Workshop) -> None:
     engine = workshop.open()
-    engine.submit(ask("whole", 300, seed=5))
+    engine.submit(ask("whole", 300, sampling=workshop.continuing, seed=5))
     whole = collect(engine, 1)["whole"]
-    engine.submit(ask("first", LONG, seed=5))
+    engine.submit(ask("first", LONG, sampling=workshop.continuing, seed=5))
     wait_for_tokens(engine, 20)
     engine.abort(["first"])
     first = collect(engine, 1)["first"]
     assert first.outcome == "aborted"
     check_consistent(first, version=1)
     prefix = first.tokens[:200]
-    engine.submit(ask("second", 300 - len(prefix), prefix=prefix, seed=5))
+    engine.submit(ask("second", 300 - len(prefix), prefix=prefix, sampling=workshop.continuing, seed=5))
     second = collect(engine, 1)["second"]
     assert second.outcome == "length"
     assert prefix + second.tokens == whole.tokens
