@@ -1,6 +1,6 @@
 """All events of a run, one module an emitter. `KINDS` maps the kind on the wire to its model."""
 
-from bus.events.base import BlobRef, Event, Role, Target, Value
+from bus.events.base import BlobRef, DirectWeights, Event, Role, Target, Value, WeightsDelta
 from bus.events.controller import (
     BoundaryOpened,
     CutRoutesRequested,
@@ -99,6 +99,7 @@ __all__ = [
     "Deadlines",
     "DevicesReloaded",
     "DevicesYielded",
+    "DirectWeights",
     "EvalDone",
     "EvalRequested",
     "EvalScored",
@@ -153,6 +154,7 @@ __all__ = [
     "WakeRequested",
     "WeightUpdateRequested",
     "WeightsApplied",
+    "WeightsDelta",
     "WeightsPublished",
     "YieldRefused",
     "YieldRequested",

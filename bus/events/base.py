@@ -36,6 +36,24 @@ class Event(Frozen):
         return None
 
 
+class WeightsDelta(Frozen):
+    """What published weights differ in from those of an earlier version. Who has these can do with it, and with the digest of the whole."""
+
+    base_version: int
+    base_revision: int
+    uri: str
+    num_bytes: int
+
+
+class DirectWeights(Frozen):
+    """Where the publisher hands out its newest weights without a file in between, and by which means."""
+
+    address: str
+    """host:port"""
+    transports: tuple[str, ...]
+    """`nccl`, `ipc`."""
+
+
 class BlobRef(Frozen):
     """Where a payload lies: its name under the run's blobs, its size in bytes and its digest (blake2b-128, hex)."""
 

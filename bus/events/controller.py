@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from bus.events.base import Event, Role, Target
+from bus.events.base import DirectWeights, Event, Role, Target, WeightsDelta
 
 RejectReason = Literal["late", "busy", "replica_failed", "run_ended", "no_hybrid", "not_lent", "not_home", "waiting_samples", "not_asked"]
 """not_asked: `use_dynamic_resource_scheduling` is off."""
@@ -73,6 +73,8 @@ class WakeRequested(Event):
     revision: int
     uri: str
     digest: str
+    delta: WeightsDelta | None = None
+    direct: DirectWeights | None = None
 
     def inbox(self) -> str | None:
         return self.replica

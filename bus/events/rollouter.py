@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from bus.events.base import BlobRef, Event, Role
+from bus.events.base import BlobRef, DirectWeights, Event, Role, WeightsDelta
 
 
 class SampleStarted(Event):
@@ -75,6 +75,8 @@ class WeightUpdateRequested(Event):
     revision: int
     uri: str
     digest: str
+    delta: WeightsDelta | None = None
+    direct: DirectWeights | None = None
 
     def inbox(self) -> str | None:
         return self.replica

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from bus.events.base import Event, Role
+from bus.events.base import DirectWeights, Event, Role, WeightsDelta
 
 
 class WaitSamples(Event):
@@ -56,6 +56,8 @@ class WeightsPublished(Event):
     digest: str
     num_bytes: int
     seconds: float
+    delta: WeightsDelta | None = None
+    direct: DirectWeights | None = None
 
 
 class DevicesYielded(Event):

@@ -149,6 +149,7 @@ class Swing:
                 return WakeRequested(
                     replica=name, epoch=epoch, swing=self.id,
                     version=weights.version, revision=weights.revision, uri=weights.uri, digest=weights.digest,
+                    delta=weights.delta, direct=weights.direct,
                 )  # fmt: skip
         return None
 

@@ -200,8 +200,9 @@ class RollouterCore:
         if route is None or newest is None:
             return None
         return WeightUpdateRequested(
-            replica=route.name, epoch=route.epoch, version=newest.version, revision=newest.revision, uri=newest.uri, digest=newest.digest
-        )
+            replica=route.name, epoch=route.epoch, version=newest.version, revision=newest.revision, uri=newest.uri, digest=newest.digest,
+            delta=newest.delta, direct=newest.direct,
+        )  # fmt: skip
 
     def _account(self, groups: Groups) -> Event | None:
         if self._moved:

@@ -171,7 +171,7 @@ class Evaluation:
         if route.serves != wanted or route.suspect:
             return WeightUpdateRequested(
                 replica=route.name, epoch=route.epoch, version=current.version, revision=current.revision,
-                uri=current.uri, digest=current.digest,
+                uri=current.uri, digest=current.digest, delta=current.delta, direct=current.direct,
             )  # fmt: skip
         waiting = answers.next_waiting()
         if waiting is None or self._requests.load(route.name) >= route.slots:
