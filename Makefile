@@ -3,9 +3,21 @@
 PYTHON ?= python3
 SEEDS ?= 100000
 BIN := .venv/bin
+VLLM_BIN := .venv-vllm/bin
+# Of `demo` and `bench-lend`, in whose environment they run.
+ENGINE := embedded
+ifeq ($(ENGINE),embedded)
+  ENGINE_VENV := venv
+  ENGINE_BIN := $(BIN)
+else ifeq ($(ENGINE),vllm)
+  ENGINE_VENV := venv-vllm
+  ENGINE_BIN := $(VLLM_BIN)
+else
+  $(error ENGINE is '$(ENGINE)': it can be embedded or vllm)
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check server browser simulate bench-lend bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
+.PHONY: help venv venv-vllm demo test test-beside test-vllm test-vllm-hard check server browser simulate bench-lend bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -13,32 +25,78 @@ help: ## list the targets
 
 venv: .venv/.installed ## set up .venv with the locked packages (PYTHON=... names another interpreter)
 
-# pip is asked for, not python: a venv whose creation broke off has the latter only.
-.venv/.installed: requirements.lock pyproject.toml
-	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "swingshift needs Python 3.11 or newer, '$(PYTHON)' is: $$($(PYTHON) --version 2>&1). Name another: make venv PYTHON=python3.11" >&2; \
+# $(call environment,FOLDER): makes it if it is not there. pip is asked for, not python: one whose creation broke off has the latter only.
+define environment
+	@test -x $(1)/bin/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "swingshift needs Python 3.11 or newer, '$(PYTHON)' is: $$($(PYTHON) --version 2>&1). Name another: make $(1:.%=%) PYTHON=python3.11" >&2; \
 	    exit 1; }
-	@test -x $(BIN)/pip || { echo "Creating .venv; the first set-up takes some minutes"; $(PYTHON) -m venv .venv; }
+	@test -x $(1)/bin/pip || { echo "Creating $(1); the first set-up takes some minutes"; $(PYTHON) -m venv $(1); }
+endef
+
+.venv/.installed: requirements.lock pyproject.toml
+	$(call environment,.venv)
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: venv ## the main job on this machine alone: asynchronous RL that lends the trainer's device
-	$(BIN)/swingshift run examples/demo.yaml
+venv-vllm: .venv-vllm/.installed ## set up .venv-vllm: the same with vLLM for CPUs, which wants older packages
+
+# Where that was tried, and the room that it takes.
+VLLM_MACHINE := Linux-x86_64
+THIS_MACHINE := $(shell uname -s)-$(shell uname -m)
+VLLM_GIB := 5
+
+.venv-vllm/.installed: requirements-vllm.lock pyproject.toml
+	@test '$(THIS_MACHINE)' = '$(VLLM_MACHINE)' || { \
+	    echo "vLLM for CPUs is for $(VLLM_MACHINE), this is $(THIS_MACHINE). On NVIDIA GPUs: docs/vllm.md" >&2; exit 1; }
+	@free=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); \
+	test -e $(VLLM_BIN)/vllm || test "$$free" -ge $(VLLM_GIB) || { \
+	    echo "No room for .venv-vllm: it takes $(VLLM_GIB) GiB, $$free GiB are free in $(CURDIR)" >&2; exit 1; }
+	$(call environment,.venv-vllm)
+	$(VLLM_BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps -r requirements-vllm.lock
+	$(VLLM_BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(ENGINE_VENV) ## the main job on this machine alone: asynchronous RL that lends the trainer's device; ENGINE=vllm: with vLLM
+	$(ENGINE_BIN)/swingshift run examples/demo.yaml $(if $(filter vllm,$(ENGINE)),--set rollout.engine=vllm)
 
 # About half of the tests go beside the others, which wait more than they compute: those that start no runs, and the pages, whose runs are short.
 BESIDE := tests/bus tests/golden tests/test_docs.py tests/policies tests/replay tests/simulation \
     $(addprefix tests/services/,archiver data engines policy tasks) \
     $(filter-out %/test_restart.py,$(wildcard tests/services/learner/test_*.py))
 
-test: check server browser ## set-up, static checks, then all tests
-	@mkdir -p build; \
-	$(BIN)/pytest -q $(BESIDE) > build/beside.txt 2>&1 & beside=$$!; \
+# What needs vLLM but does not destroy it, in one session for one start of vLLM; then what shows that all goes with the packages that vLLM wants.
+ON_VLLM = $(sort $(shell find tests -name 'test_*vllm*.py'; grep --recursive --files-with-matches --include='test_*.py' NEEDS_VLLM tests))
+HARD = %_hard.py
+WITH_ITS_PACKAGES := $(addprefix tests/services/,engines/test_engine_contract.py engines/test_embedded.py data/test_chat.py tasks/test_model.py \
+    $(addprefix learner/,test_hf.py test_passes.py test_export.py))
+LEFT_OUT := $(if $(filter $(VLLM_MACHINE),$(THIS_MACHINE)),,The tests on vLLM are left out: its build for CPUs is for $(VLLM_MACHINE), this is $(THIS_MACHINE).)
+
+test: check server browser ## set-up, static checks, then all tests; those on vLLM only where it can be installed
+	$(if $(LEFT_OUT),@echo "$(LEFT_OUT)")
+	@$(if $(shell command -v timeout),timeout 2h) $(this) --no-print-directory test-beside & beside=$$!; \
 	trap 'kill $$beside' INT TERM; \
 	$(BIN)/pytest --durations=10 $(addprefix --ignore=,$(BESIDE)); others=$$?; \
 	echo "and beside them $(BESIDE):"; \
 	wait $$beside; beside=$$?; cat build/beside.txt; \
+	echo '$(or $(LEFT_OUT),and on vLLM:)'; $(if $(LEFT_OUT),,cat build/vllm.txt;) \
 	exit $$((others || beside))
+
+# Not $(MAKE) by its name: lines that have it are followed in a dry run, too.
+this := $(MAKE)
+
+test-beside:
+	@mkdir -p build; \
+	$(if $(LEFT_OUT),,nice $(this) venv-vllm > build/vllm.txt 2>&1 & vllm=$$!;) \
+	$(BIN)/pytest -q $(BESIDE) > build/beside.txt 2>&1; status=$$?; \
+	$(if $(LEFT_OUT),,wait $$vllm && $(this) test-vllm > build/vllm.txt 2>&1 || status=1;) \
+	exit $$status
+
+test-vllm: venv-vllm ## the tests on vLLM
+	$(VLLM_BIN)/python -m pytest -q --durations=10 $(filter-out $(HARD),$(ON_VLLM)) $(WITH_ITS_PACKAGES)
+
+test-vllm-hard: venv-vllm ## those that destroy its processes
+	$(VLLM_BIN)/python -m pytest -q --durations=10 $(filter $(HARD),$(ON_VLLM))
 
 check: venv ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -77,8 +135,8 @@ browser: ## install a headless Chromium if there is none (Debian, as root)
 simulate: venv ## simulate SEEDS=100000 runs with crashes, delays and failures
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
-bench-lend: venv ## what lending the trainer's device gains over not lending it
-	$(BIN)/python -m benchmarks.lend
+bench-lend: $(ENGINE_VENV) ## what lending the trainer's device gains over not lending it; ENGINE=vllm: with vLLM
+	$(ENGINE_BIN)/python -m benchmarks.lend --engine $(ENGINE)
 
 bench-bus: .venv/.installed-ray ## latency and rate of the log, beside a Ray actor queue
 	$(BIN)/python -m benchmarks.bus
@@ -99,6 +157,6 @@ bench-swap: venv ## what 50 swaps of the policy cost a run that goes on
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-ray.lock
 	@touch $@
 
-clean: ## remove .venv, caches and build products; runs/ stays
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove .venv and .venv-vllm, caches and build products; runs/ stays
+	rm -rf .venv .venv-vllm build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 SERVICES = ("trainer", "rollouter", "replica", "controller", "policy", "archiver")
 ENDED, FAILED, MISTAKEN, FENCED = 0, 1, 2, 3
-HEAVY = {"trainer": "services.learner.hf", "replica": "services.engines.embedded"}
+HEAVY = {
+    "trainer": "services.learner.hf",
+    "replica with embedded": "services.engines.embedded",
+    "replica with vllm": "services.engines.vllm_loaded",
+}
 """What a service with a model will load: on all cores, before it is pinned, for that takes seconds."""
 
 
@@ -122,8 +126,10 @@ def run_main(context: ServiceContext) -> int:
     source = context.source
     try:
         module = cast(ServiceModule, importlib.import_module(f"services.{context.service}.shell"))
-        if context.service in HEAVY and context.config.model.path != SCRIPTED:
-            importlib.import_module(HEAVY[context.service])
+        context.check_engine()
+        what = f"replica with {context.config.rollout.engine}" if context.service == "replica" else context.service
+        if what in HEAVY and context.config.model.path != SCRIPTED:
+            importlib.import_module(HEAVY[what])
         if not context.in_process:
             pin(context.cores)
             _end_on_signals()

@@ -1,7 +1,8 @@
 """Every command in the README and the docs is run here, in their order, as a newcomer would; every link leads somewhere.
 
-Commands are the lines of indented or fenced blocks that begin with `make` or `.venv/bin/`. What stands for something of the reader's
-(`RUN`, `CONFIG.yaml`, `HOST`, `PASSWORD`, …) is filled in from `Reader`; a command with another such word fails, so that none is skipped.
+Commands are the lines of indented or fenced blocks that begin with `make`, `.venv/bin/` or `.venv-vllm/bin/`; of the last, runs are only
+planned. What stands for something of the reader's (`RUN`, `CONFIG.yaml`, `HOST`, `PASSWORD`, …) is filled in from `Reader`; a command with
+another such word fails, so that none is skipped.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from tests.serving import QUIET, SCRIPTED
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")), "CONTRIBUTING.md")
-COMMAND = re.compile(r"^(?: {4}|)(?:\$ )?((?:make |\.venv/bin/).*)$")
+COMMAND = re.compile(r"^(?: {4}|)(?:\$ )?((?:make |\.venv(?:-vllm)?/bin/).*)$")
 TIMEOUT_S = 240
 
 
+ON_VLLM = ".venv-vllm/bin/"
 FAILS = "exit status 1"
 """In the comment of a command that is meant to end so."""
 
@@ -86,8 +88,9 @@ class Reader:
         """Runs a command. What serves, or ends with `&`, goes on in the background; everything else has to end well."""
         words = [self._fill_in(word) for word in shlex.split(command, comments=True)]
         goes_on = words[-1] == "&"
-        assert words[0].startswith(".venv/bin/")
         program = Path(words[0]).name
+        if words[0].startswith(ON_VLLM) and words[1] == "run":
+            words.append("--dry-run")
         start = [sys.executable, "-m", "swingshift"] if program == "swingshift" else [sys.executable]
         arguments = words[1:-1] if goes_on else words[1:]
         process = subprocess.Popen(
@@ -138,7 +141,12 @@ def test_every_setting_says_what_it_means() -> None:
     assert [line for line in reference().splitlines() if line.endswith("|  |")] == []
 
 
-READ = [(page, command) for page in PAGES for command in commands(page) if command.startswith(".venv/bin/") and page != "CONTRIBUTING.md"]
+READ = [
+    (page, command)
+    for page in PAGES
+    for command in commands(page)
+    if command.startswith((".venv/bin/", ON_VLLM)) and page != "CONTRIBUTING.md"
+]
 
 
 def test_every_command_of_the_pages_does_what_they_say(tmp_path: Path, locked_server: str) -> None:

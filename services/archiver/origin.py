@@ -2,7 +2,7 @@
 
     weights/initial/        the model's folder, whole, unless it is too large to be copied
     weights/initial.json    where it was, whether it was copied, and size and digest of each file
-    code/                   the reward when it is a file of the user's, requirements.lock, versions.json (policies: policy_sources.py)
+    code/                   the reward when it is a file of the user's, the lock file, versions.json (policies: policy_sources.py)
 
 Written once: what is there already is left as it is, for the original may have changed since.
 """
@@ -27,18 +27,20 @@ from bus.errors import DiskError
 from bus.events import RunPlanned
 from services.code import ROOT
 from services.config import BUILTIN, SCRIPTED
+from services.engines.vllm_installed import PACKAGES as VLLM_PACKAGES
+from services.engines.vllm_installed import installed_vllm
 from services.entry import SERVICES, code_of
 from services.plan import config_of
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS, INITIAL, INITIAL_INFO = "weights", "initial", "initial.json"
-CODE, VERSIONS, LOCK = "code", "versions.json", "requirements.lock"
+CODE, VERSIONS = "code", "versions.json"
 MOST_COPIED_BYTES = 2 << 30
 """A larger model is recorded by path and digest."""
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".py")
 """Files of a model's folder that are needed to load it: weights, configuration, tokenizer, chat template, code."""
-PACKAGES = ("swingshift", "torch", "transformers", "tokenizers", "safetensors", "redis", "msgpack", "pydantic", "zstandard", "vllm")
+PACKAGES = ("swingshift", "torch", "transformers", "tokenizers", "safetensors", "redis", "msgpack", "pydantic", "zstandard", *VLLM_PACKAGES)
 CHUNK = 1 << 20
 RETRY_S = 30.0
 
@@ -143,11 +145,17 @@ def _read(files: Sequence[Path], to: Path | None, progress: Callable[[int], None
 def _record_code(plan: RunPlanned, code: Path, other: Path | None) -> None:
     code.mkdir(parents=True, exist_ok=True)
     theirs = sorted(other.iterdir()) if other is not None and other.is_dir() else []
-    for source in (*theirs, _file_of(config_of(plan).data.reward), ROOT / LOCK):
+    for source in (*theirs, _file_of(config_of(plan).data.reward), lock_file()):
         if source is not None and source.is_file() and not (code / source.name).exists():
             _copy(source, code / source.name)
     if not (code / VERSIONS).exists():
         _write(code / VERSIONS, versions(plan))
+
+
+def lock_file() -> Path:
+    """What `make` has installed into an environment like this one."""
+    vllm = installed_vllm()
+    return ROOT / ("requirements-vllm.lock" if vllm is not None and vllm.for_cpus else "requirements.lock")
 
 
 def _file_of(named: str) -> Path | None:

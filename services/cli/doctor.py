@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.entry import Entry
-from services.cli.checkup import Finding, check_log_server, check_machine, check_url
+from services.cli.checkup import Finding, check_log_server, check_machine, check_url, check_vllm, vllm_of, weights_of
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.cli.source import cut_off, find, had_its_own_server, open_source
 from services.cli.status import signs_of_life
@@ -27,6 +27,7 @@ from services.monitor.last_words import ended_words
 from services.monitor.shell import read_all
 from services.monitor.situation import Situation, situation_of
 from services.monitor.waits import Due, Wait, deadlines, waits
+from services.plan import config_of
 
 MOST_DEADLINES = 8
 NARROW = 100
@@ -48,7 +49,8 @@ def doctor_command(named: str | None, redis: str | None, runs: Path) -> None:
 
 
 def _examine_machine(console: Console, redis: str | None) -> list[str]:
-    findings = [*check_log_server(redis, os.environ), *check_machine()]
+    with console.status("asking vLLM, if there is one"):
+        findings = [*check_log_server(redis, os.environ), *check_machine(), *check_vllm()]
     console.print(_findings(findings))
     return [f"{finding.name}: {finding.problem}" for finding in findings if finding.problem]
 
@@ -59,15 +61,24 @@ def _examine_run(console: Console, found: FoundRun) -> list[str]:
     alive = None if situation.ended is not None else signs_of_life(found, list(situation.services))
     gone = f"the run {cut_off(found)}" if had_its_own_server(found) else GONE
     server = check_url(found.url, "the run's server") if found.url is not None and alive is not None else []
+    vllm = vllm_of(_engine(situation), needed=situation.ended is None and alive is None and had_its_own_server(found))
     now = time.time_ns()
-    tables = [_findings([*_head(found, situation, alive, now), *server]), _services(situation, alive, now)]
+    tables = [_findings([*_head(found, situation, alive, now), *server, *vllm, *_weights(situation)]), _services(situation, alive, now)]
     if situation.ended is None:
         tables += [_waits(waits(situation), now, console.width), _deadlines(deadlines(situation), now)]
     for table in tables:
         console.print(table)
         console.print()
-    server_problems = [f"{finding.name}: {finding.problem}" for finding in server if finding.problem]
-    return [*server_problems, *problems_of(situation, alive, now, gone)]
+    own_problems = [f"{finding.name}: {finding.problem}" for finding in (*server, *vllm) if finding.problem]
+    return [*own_problems, *problems_of(situation, alive, now, gone)]
+
+
+def _engine(found: Situation) -> str:
+    return "" if found.plan is None else config_of(found.plan).rollout.engine
+
+
+def _weights(found: Situation) -> list[Finding]:
+    return [] if found.plan is None else weights_of(config_of(found.plan), found.plan.devices)
 
 
 def _findings(findings: Sequence[Finding]) -> Table:

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from bus.errors import EngineError
 from services.engines.embedded_cache import LayerShape, RightAlignedCache
+from services.transformers_names import cache_argument
 
 _CHECKED = ((3, 1, 2, 1, 3), (2, 3), (1, 1, 2, 3, 3, 2, 1))
 
@@ -24,6 +25,7 @@ class BatchedForward:
     def __init__(self, model: PreTrainedModel, cache: RightAlignedCache, device: torch.device) -> None:
         self._model = model
         self._cache = cache
+        self._cache_argument = cache_argument(model)
         self._device = device
 
     @property
@@ -54,7 +56,12 @@ class BatchedForward:
         dtype = self._model.dtype
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, torch.finfo(dtype).min)
         logits: torch.Tensor = self._model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, cache=self._cache, use_cache=True, logits_to_keep=1
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_argument: self._cache},
         ).logits
         return logits[:, -1]
 
@@ -63,7 +70,7 @@ class BatchedForward:
 def layer_shapes(model: PreTrainedModel, max_model_len: int) -> list[LayerShape]:
     """What each layer keeps of a token, found by a plain forward. Raises EngineError for layers that keep something else."""
     cache = DynamicCache(config=model.config)
-    model(input_ids=torch.tensor([[1, 2]]), cache=cache, use_cache=True)
+    model(input_ids=torch.tensor([[1, 2]]), use_cache=True, **{cache_argument(model): cache})
     shapes = []
     for number, layer in enumerate(cache.layers):
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:

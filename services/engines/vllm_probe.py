@@ -1,21 +1,20 @@
 """Whether the vLLM that is installed can do what a replica asks of it, found out by names and signatures before anything is started.
 
 vLLM's interfaces for RL are young: a release that renames one would otherwise fail in the middle of a swing.
+
+    python -m services.engines.vllm_probe       exit code 0, or what is missing on stderr
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 
 from bus.errors import EngineError
-from services.engines.vllm_plugin import FILE_TRANSFER
-
-KNOWN_VERSION = "0.32"
-"""Everything here was tried with it."""
+from services.engines.vllm_installed import HOW, KNOWN_VERSION, installed_vllm, problem_of
 
 Needs = Mapping[str, Sequence[str]]
 """module:object -> parameters it must take, or fields it must have."""
@@ -41,6 +40,19 @@ NEEDED: Needs = {
     "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory.register_engine": ("name", "module_path_or_cls", "class_name"),
     "vllm.distributed.weight_transfer.base:WeightTransferUpdateRequest": ("update_info",),
     "vllm.config.weight_transfer:WeightTransferConfig": ("backend",),
+    "vllm.distributed.weight_transfer.base:WeightTransferEngine.set_weight_update_target": ("model", "model_config"),
+    "vllm.distributed.weight_transfer.nccl_common:NCCLWeightTransferInitInfo": (
+        "rank_offset", "world_size", "nccl_unique_id_b64", "packed", "packed_buffer_size_bytes", "packed_num_buffers",
+    ),
+    "vllm.distributed.weight_transfer.nccl_common:uid_init_process_group": ("nccl_unique_id_bytes", "rank", "world_size", "device"),
+    "vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerWeightTransferEngine": (
+        "client", "source", "packed", "packed_buffer_size_bytes", "packed_num_buffers",
+    ),
+    "vllm.distributed.weight_transfer.nccl_engine:NCCLWeightTransferUpdateInfo": ("names", "dtype_names", "shapes"),
+    "vllm.distributed.weight_transfer.ipc_engine:IPCWeightTransferInitInfo": ("packed",),
+    "vllm.distributed.weight_transfer.ipc_engine:IPCWeightTransferUpdateInfo": (
+        "names", "dtype_names", "shapes", "ipc_handles", "tensor_sizes",
+    ),
     "vllm.model_executor.model_loader.reload:initialize_layerwise_reload": ("model",),
     "vllm.model_executor.model_loader.reload:finalize_layerwise_reload": (),
     "vllm.inputs.engine:tokens_input": ("prompt_token_ids", "cache_salt"),
@@ -60,18 +72,13 @@ NEEDED: Needs = {
 
 def check_installed() -> None:
     """Raises EngineError if vLLM is missing, lacks something, or cannot find our plugin."""
+    if problem := problem_of(installed_vllm()):
+        raise EngineError(problem)
     version = _version()
     if lacks := missing(NEEDED):
         some = "; ".join(lacks[:5]) + ("; …" if len(lacks) > 5 else "")
         raise EngineError(
-            f"vLLM {version} lacks {len(lacks)} of the interfaces that replicas use: {some}. "
-            f"Install vLLM {KNOWN_VERSION}, or run with rollout.engine: embedded"
-        )
-    plugins = {point.value for point in importlib.metadata.entry_points(group="vllm.general_plugins")}
-    if "services.engines.vllm_plugin:register" not in plugins:
-        raise EngineError(
-            f"vLLM finds no plugin of swingshift, so its workers cannot take weights by {FILE_TRANSFER!r}: this installation is older than "
-            "the checkout; run `pip install --no-deps -e .` in it again"
+            f"vLLM {version} lacks {len(lacks)} of the interfaces that replicas use: {some}. Install vLLM {KNOWN_VERSION}: {HOW}"
         )
 
 
@@ -91,9 +98,7 @@ def _version() -> str:
     try:
         return str(importlib.import_module("vllm").__version__)
     except ImportError as error:
-        raise EngineError(
-            f"vLLM cannot be imported ({error}): install it as CONTRIBUTING.md says, or run with rollout.engine: embedded"
-        ) from error
+        raise EngineError(f"vLLM cannot be imported ({error}): its environment is not whole, or of another build; {HOW}") from error
 
 
 def _find(place: str) -> object | None:
@@ -118,3 +123,10 @@ def _parameters(found: object) -> set[str]:
     if not callable(found):
         return set()
     return set(inspect.signature(found).parameters) | set(getattr(found, "__struct_fields__", ()))
+
+
+if __name__ == "__main__":
+    try:
+        check_installed()
+    except EngineError as error:
+        sys.exit(str(error))

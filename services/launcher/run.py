@@ -31,6 +31,7 @@ from bus.server import server
 from services.advice import advice
 from services.config import RunConfig
 from services.data.planning import plan_data
+from services.launcher.engine_check import check_engine
 from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, remove_shm_folder, write_info
 from services.launcher.in_process import ThreadLauncher
 from services.launcher.interrupts import Interrupts, StopNow
@@ -91,11 +92,16 @@ class RunResult:
     whole: bool
 
 
-def plan_in_folder(config: RunConfig, run: str, screen: Screen) -> tuple[RunPlanned, Path]:
-    """Makes the run's folder and the initial model; returns the plan and the folder. Raises ConfigError and leaves nothing then."""
+def plan_in_folder(config: RunConfig, run: str, screen: Screen, *, here: bool) -> tuple[RunPlanned, Path]:
+    """Makes the run's folder and the initial model; returns the plan and the folder. Raises ConfigError and leaves nothing then.
+
+    `here`: the services will be started from here.
+    """
     try:
         data = plan_data(config, screen.reading)
-        plan_run(config, run, data=data)  # mistakes are told before the warm start, not after it
+        first = plan_run(config, run, data=data)  # mistakes are told before the warm start, not after it
+        if here:
+            check_engine(first, config, screen.say)
         folder = make_run_folder(config.folder, run)
         try:
             plan = plan_run(with_model(config, config.folder / MODELS, screen.warm_start), run, data=data)
@@ -124,7 +130,7 @@ def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summa
     """Runs a whole run. `named`: URL of a server, None for an embedded one. Raises ConfigError, ServerError before anything was started."""
     with Interrupts() as interrupts:
         refuse_known_run(named, run_id)
-        plan, folder = plan_in_folder(config, run_id, screen)
+        plan, folder = plan_in_folder(config, run_id, screen, here=True)
         with RunLock(folder), server(named, folder / SERVER, screen.say) as url, RedisLog.create(url, plan, time.time_ns()) as log:
             write_info(folder, run_id, named, json.loads(plan.config))
             return drive(log, RunPlace(url, run_id, folder), plan, config, screen, interrupts, summarise, in_process=in_process)
@@ -269,7 +275,7 @@ def write_summary(folder: Path, summarise: Summarise, whole: bool = True) -> Map
 def plan_only(config: RunConfig, run_id: str, url: str, screen: Screen) -> Path:
     """Makes folder, model and log of a run whose services are started one by one (`swingshift plan`); returns the folder."""
     refuse_known_run(url, run_id)
-    plan, folder = plan_in_folder(config, run_id, screen)
+    plan, folder = plan_in_folder(config, run_id, screen, here=False)
     RedisLog.create(url, plan, time.time_ns()).close()
     write_info(folder, run_id, url, json.loads(plan.config))
     return folder

@@ -17,6 +17,7 @@ from services.learner.config import LearnerConfig
 from services.learner.packed_attention import PACKED, additive_mask, spans_on
 from services.learner.passes import Layout, Pass, ScoredAnswer, build
 from services.transformers_lock import MAKING_A_MODEL
+from services.transformers_names import checkpoint_activations
 
 ATTENTION = {"sdpa": PACKED, "eager": "eager"}
 """Setting `actor.attention` -> what transformers is asked for."""
@@ -63,7 +64,7 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
             f"actor.gradient_checkpointing is true and the model's configuration has dropout {dropout}, which would be active with it: "
             "set these to 0 in its config.json, or actor.gradient_checkpointing to false"
         )
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(model)
     for layer in layers:
         layer.training = True  # what is asked for when it decides; all below it stays in eval mode
 

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from services.samples import Answer, SampleGroup, VersionSpan
 
@@ -32,6 +35,13 @@ def save_tiny_qwen2(folder: Path, *, seed: int = 0, hidden_size: int = 128, tied
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A word `w7` for each token."""
+    model = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w1"))
+    model.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="w0", eos_token="w2")
 
 
 def make_answer(tokens: Sequence[int], reward: float, logprobs: Sequence[float] | None = None, version: int = 0) -> Answer:

@@ -23,11 +23,11 @@ from services.devices import Machine
 from services.launcher.folders import write_info
 from services.learner.digests import weights_digest
 from services.learner.hf import HfLearner
+from services.learner.wire import as_published
 from services.plan import plan_run
 from services.weights import WeightStore
-from tests.services.learner.factories import save_tiny_qwen2
+from tests.services.learner.factories import save_tiny_qwen2, tokenizer
 from tests.services.learner.test_hf import make_learner, train
-from tests.services.learner.trl_step import tokenizer
 
 RUN = "r1"
 
@@ -40,6 +40,8 @@ class Recorded:
     model: Path
     learner: HfLearner = field(init=False)
     digests: dict[int, str] = field(default_factory=dict)
+    dtype: str = ""
+    """What published weights are rounded to."""
 
     def __post_init__(self) -> None:
         self.learner = make_learner(self.model)
@@ -47,13 +49,13 @@ class Recorded:
         self.events: list[Event] = []
 
     def publish(self, version: int) -> None:
-        notice = self.store.publish(self.learner.weights(), version, 0, 1)
+        notice = self.store.publish(as_published(self.learner.weights(), self.dtype), version, 0, 1)
         self.store.retire({notice.uri})
         self.digests[version] = notice.digest
         self.events.append(
             WeightsPublished(
                 version=version, revision=0, transport=notice.transport, uri=notice.uri, digest=notice.digest,
-                num_bytes=notice.num_bytes, seconds=0.0,
+                num_bytes=notice.num_bytes, seconds=0.0, dtype=self.dtype,
             )
         )  # fmt: skip
 
@@ -82,12 +84,12 @@ def engine(model: str | None) -> dict[str, object]:
     return {"rollout": {"engine": "scripted"}} if model == "scripted" else {}
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Recorded:
+@pytest.fixture(params=[""])
+def recorded(tmp_path: Path, request: pytest.FixtureRequest) -> Recorded:
     """Versions 0 to 3: 1 is only in a checkpoint, 2 is gone, 3 is published; a checkpoint in the middle of a cycle names version 2."""
     model = save_tiny_qwen2(tmp_path / "model", hidden_size=16)
     tokenizer().save_pretrained(model)
-    run = Recorded(tmp_path / "runs" / RUN, model)
+    run = Recorded(tmp_path / "runs" / RUN, model, dtype=request.param)
     run.publish(0)
     for version in (1, 2, 3):
         run.step()
@@ -129,6 +131,17 @@ def test_a_version_is_exported_from_where_it_is_and_loads_as_a_model(
     assert digest_of(loaded(tmp_path / "out")) == recorded.digests[version]
     words = PreTrainedTokenizerFast.from_pretrained(tmp_path / "out", local_files_only=True)
     assert words("w5 w7").input_ids == [5, 7]
+
+
+@pytest.mark.parametrize("recorded", ["bfloat16"], indirect=True)
+@pytest.mark.parametrize("version", [1, 3])
+def test_what_was_rounded_when_it_was_published_is_exported_so_from_a_checkpoint_too(
+    recorded: Recorded, export: Callable[..., Result], tmp_path: Path, version: int
+) -> None:
+    done = export("--version", str(version), "--to", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    assert loaded(tmp_path / "out").dtype == torch.bfloat16
+    assert digest_of(loaded(tmp_path / "out")) == recorded.digests[version]
 
 
 def test_without_a_version_the_newest_goes_into_the_runs_folder(recorded: Recorded, export: Callable[..., Result]) -> None:

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.nn.utils import get_total_norm
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 
 from services.samples import Answer, SampleGroup
-from tests.services.learner.factories import VOCABULARY
+from tests.services.learner.factories import tokenizer
 
 Tensors = dict[str, torch.Tensor]
 
@@ -79,13 +76,6 @@ class WatchedRloo(RLOOTrainer):
         loss: torch.Tensor = super().compute_loss(model, inputs)
         self.seen = Seen(inputs, loss.item())
         return loss
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A word `w7` for each token."""
-    model = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w1"))
-    model.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="w0", eos_token="w2")
 
 
 def dataset(batch: Sequence[SampleGroup]) -> Dataset:
