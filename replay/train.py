@@ -23,10 +23,10 @@ from bus.recording import Row
 from replay.train_report import Report, Step, Version
 from replay.train_settings import changed
 from services.learner.config import LearnerConfig
-from services.learner.digests import weights_digest
 from services.learner.planned import planned_learner, planned_settings
 from services.learner.protocol import Learner
 from services.learner.redo import Redone, TrainedSteps, load_newest, redo
+from services.learner.wire import published_digest
 from services.places import checkpoint_folder
 from services.samples import SampleGroup, unpack_group
 
@@ -116,7 +116,8 @@ class Retraining:
             report.start = f"the checkpoint of step {saved.step}"
         published = self.steps.published_after.get(at)
         if published is not None:
-            report.versions.append(Version(published.version, at, published.digest, weights_digest(learner.weights()), published.revision))
+            now = published_digest(learner.weights(), published.dtype)
+            report.versions.append(Version(published.version, at, published.digest, now, published.revision))
             learner.begin_cycle()
         return at
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bus.events import Deadlines, Value
+from services.engine_defaults import with_engine_defaults
 from services.engines.protocol import Sampling
 from services.learner.config import LearnerConfig
 
@@ -48,9 +49,9 @@ class ShapeConfig(Section):
     num_layers: int | None = Field(default=None, ge=1, le=128)
     """2."""
     num_heads: int | None = Field(default=None, ge=1, le=128)
-    """Attention heads; 4."""
+    """Attention heads; 4, with vLLM 3."""
     num_kv_heads: int | None = Field(default=None, ge=1, le=128)
-    """Heads of keys and values; 2."""
+    """Heads of keys and values; 2, with vLLM 1."""
 
 
 class WarmStartConfig(Section):
@@ -155,6 +156,9 @@ class RolloutConfig(Section):
     """So many samples dropped as `failed`, for their reward or their answers, with none ready in between, end the run as failed."""
     partial_rollout: bool = True
     """Answers that move to another replica go on where they were."""
+    weight_update_mode: Literal["abort", "keep"] = "abort"
+    """When a standalone replica takes new weights, its answers in flight end there, and go on as `partial_rollout` says, maybe elsewhere
+    (`abort`); or they are frozen meanwhile and go on with the new weights, over what the old ones have cached (`keep`)."""
     gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
     """Share of a device's memory that one hybrid replica takes."""
     standalone_gpu_memory_utilization: float = Field(default=0.8, gt=0, le=1)
@@ -200,6 +204,9 @@ class AsyncTrainingConfig(Section):
     on_version_lag: Literal["drop", "wait"] = "drop"
     """drop: a sample over the limit is dropped as `stale`, and another takes its place; wait: a step waits for samples that would get
     over it, so none is dropped."""
+    max_logprob_diff: float | None = Field(default=None, ge=0, le=1000)
+    """Mean difference of the log-probabilities that replicas and trainer have of the same tokens by the same weights from which on there is
+    a warning, once a version; 0: never. Unset: 0.001 where all is float32, else 0.05; 0 with `top_p` or `top_k`."""
     total_steps: int | None = Field(default=None, ge=1, le=1 << 53)
     """Unset: as many as the prompts last."""
     num_prompts: int | None = Field(default=None, ge=1)
@@ -271,13 +278,33 @@ class PolicyConfig(Section):
     """The policy's own settings."""
 
 
+def _on_or_off(data: object) -> object:
+    """YAML reads these words as true and false."""
+    return {True: "on", False: "off"}[data] if isinstance(data, bool) else data
+
+
 class WeightsConfig(Section):
     """How published weights get from the trainer to the replicas."""
 
-    transport: Literal["auto", "shm", "file"] = "auto"
-    """shm: shared memory of one machine; file: a shared folder; auto: shm and, without room there, file."""
+    transport: Literal["auto", "shm", "file", "nccl", "ipc"] = "auto"
+    """shm: shared memory of one machine; file: a shared folder. On top of a copy there, for vLLM on GPUs: nccl, from GPU to GPU; ipc,
+    through memory of the GPU that trainer and replica share. auto: shm and, without room there, file; and nccl, or ipc where there is no
+    shm, for the replicas that can. What does not work falls back to the copy."""
+    direct_host: str = Field(default="127.0.0.1", min_length=1)
+    """The trainer's address at which replicas ask for nccl and ipc; with replicas on other machines, one that these reach it by."""
+    direct_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    """How long one transfer by nccl or ipc may take. One that has not begun falls back to the copy; one in the middle fails its replica."""
     folder: Path | None = None
-    """For transport `file`: a folder that trainer and replicas share; unset: in the run's folder."""
+    """For transport `file`: a folder that trainer and replicas share; unset: in the run's folder. With nccl and ipc the copy lies there, if
+    this is set."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What weights are rounded to when they are published; training itself and checkpoints keep float32. auto: bfloat16, half the bytes,
+    where trainer (`actor.dtype`) and engine both compute in it, so that nothing that is computed changes; else float32, the trained weights
+    bit for bit. With bfloat16 for an engine that computes in float32, its log-probabilities are those of the rounded weights."""
+    delta: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = "auto"
+    """Publishes beside the weights what changed in them since the version before; replicas that have that one read no more than this, and
+    keep a copy of the weights in memory for it. auto: for transport `file`, where it has less than half the bytes; on: whenever it is no
+    larger."""
 
 
 def _bytes(data: object) -> object:
@@ -408,9 +435,10 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete_actor(cls, data: object) -> object:
-        """The learner's model, temperature and longest answer come from their own sections."""
+        """The learner's model, temperature and longest answer come from their own sections; some defaults depend on the engine."""
         if not isinstance(data, dict):
             return data
+        data = with_engine_defaults(data, BUILTIN)
         actor = data.get("actor") or {}
         if not isinstance(actor, dict):
             return data

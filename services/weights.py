@@ -1,7 +1,8 @@
 """Published weights: one safetensors file a version, in shared memory or in a shared folder; the log carries only the notice.
 
     trainer ──publish──▶ /dev/shm/swingshift-<run>/…  or  <folder>/…  ──load_weights(uri, digest)──▶ replicas
-                  └────▶ WeightNotice (in `WeightsPublished`)
+                  ├────▶ WeightNotice (in `WeightsPublished`)
+                  └────▶ beside it, maybe: what changed since the one before
 
 A file grows under a temporary name and is renamed, so a reader finds it whole or not at all. Loaded tensors are mapped from the file and
 outlive its removal.
@@ -14,24 +15,28 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from bus.disk import flush, room
+from bus.disk import room
 from bus.errors import WeightsError
+from bus.events import WeightsDelta
+from services.delta_publisher import DeltaMode, DeltaPublisher, delta_of, is_delta
 from services.learner.digests import weights_digest
 from services.places import published_file
+from services.weight_files import PARTIAL, SHM, WeightsFile, on_cpu, read_weights, write_tensors
+
+__all__ = ["WeightNotice", "WeightStore", "WeightsFile", "load_weights", "put_back"]
 
 Transport = Literal["shm", "file"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _PATTERN = "weights-e*-v*-r*.safetensors"
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +50,24 @@ class WeightNotice:
     digest: str
     num_bytes: int
     seconds: float
-
-
-class WeightsFile(dict[str, torch.Tensor]):
-    """The tensors of a publication, mapped from the file that holds them: who serves them elsewhere can hand on the file instead."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], path: Path, digest: str) -> None:
-        super().__init__(tensors)
-        self.path = path
-        self.digest = digest
+    delta: WeightsDelta | None = None
 
 
 class WeightStore:
     """Where one trainer publishes the weights of one run.
 
     `run_id` must be the run's alone on this machine. `shm` needs room for the new file and the next one in shared memory, `file` needs
-    `folder`, reachable under the same path for all replicas; `auto` takes `shm` and, without room there, `file`. Raises WeightsError.
+    `folder`, reachable under the same path for all replicas; `auto` takes `shm` and, without room there, `file`. `delta`: whether changes
+    are published, too (`WeightsConfig.delta`). Raises WeightsError.
     """
 
     def __init__(
-        self, run_id: str, transport: Literal["auto", "shm", "file"] = "auto", folder: Path | None = None, shm_root: Path = Path("/dev/shm")
+        self,
+        run_id: str,
+        transport: Literal["auto", "shm", "file"] = "auto",
+        folder: Path | None = None,
+        shm_root: Path = SHM,
+        delta: DeltaMode = "off",
     ) -> None:
         if not _RUN_ID.fullmatch(run_id):
             raise WeightsError(f"run id {run_id!r} cannot be part of a file name: use letters, digits, '.', '_' and '-' only, at most 128")
@@ -75,34 +78,39 @@ class WeightStore:
         self._shm_folder = shm_root / f"swingshift-{run_id}"
         self._folder = None if folder is None else folder.absolute()
         self._newest: str | None = None
+        self._deltas = DeltaPublisher(delta)
 
     def publish(self, weights: Mapping[str, torch.Tensor], version: int, revision: int, epoch: int) -> WeightNotice:
         """Writes the weights and returns their notice; the one published before stays. Raises WeightsError when they cannot be written."""
         started = time.monotonic()
         needed = sum(tensor.nbytes for tensor in weights.values())
         transport, folder = self._place(needed)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        tensors = on_cpu(weights)
         path = folder / f"weights-e{epoch}-v{version}-r{revision}.safetensors"
-        partial = path.with_name(path.name + _PARTIAL)
-        try:
-            if transport == "shm":
-                self._open_shm_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, partial)
-            _finish(partial, path, durable=transport == "file")
-        except (OSError, SafetensorError) as error:
-            partial.unlink(missing_ok=True)
-            reason = f"{error}; {room(path)}"
-            raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {reason}") from error
+        with ThreadPoolExecutor(1, "delta") as pool:
+            comparing = pool.submit(self._deltas.compare, tensors) if self._deltas.wanted(transport, revision) else None
+            try:
+                if transport == "shm":
+                    self._open_shm_folder()
+                folder.mkdir(parents=True, exist_ok=True)
+                write_tensors(tensors, path, durable=transport == "file")
+            except (OSError, SafetensorError) as error:
+                reason = f"{error}; {room(path)}"
+                raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {reason}") from error
+            digest = weights_digest(tensors)
+            entries = None if comparing is None else comparing.result()
+        delta = None if entries is None else self._deltas.write(entries, path, durable=transport == "file")
+        self._deltas.published(path, version, revision, digest)
         self._newest = path.as_uri()
         return WeightNotice(
             version=version,
             revision=revision,
             transport=transport,
             uri=self._newest,
-            digest=weights_digest(tensors),
+            digest=digest,
             num_bytes=path.stat().st_size,
             seconds=time.monotonic() - started,
+            delta=delta,
         )
 
     def retire(self, keep: Collection[str]) -> list[str]:
@@ -111,19 +119,22 @@ class WeightStore:
         The newest that this store published stays in any case. By name, which no two publications of a run share: the run may have moved.
         """
         kept = {published_file(uri).name for uri in keep} | ({published_file(self._newest).name} if self._newest is not None else set())
-        retired = [path for path in self._files(_PATTERN) if path.name not in kept]
-        for path in [*retired, *self._files(_PATTERN + _PARTIAL)]:
+        retired = [path for path in self._files(_PATTERN) if not is_delta(path) and path.name not in kept]
+        kept_deltas = {delta_of(Path(name)).name for name in kept}
+        deltas = [path for path in self._files(_PATTERN) if is_delta(path) and path.name not in kept_deltas]
+        for path in [*retired, *deltas, *self._files(_PATTERN + PARTIAL)]:
             path.unlink(missing_ok=True)
         return [path.as_uri() for path in retired]
 
     def purge(self) -> None:
         """Removes all that the run ever published here; folders go when nothing of others is in them."""
-        for path in [*self._files(_PATTERN), *self._files(_PATTERN + _PARTIAL)]:
+        for path in [*self._files(_PATTERN), *self._files(_PATTERN + PARTIAL)]:
             path.unlink(missing_ok=True)
         for folder in self._folders():
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         self._newest = None
+        self._deltas.forget()
 
     def _place(self, needed: int) -> tuple[Transport, Path]:
         if self._transport != "file":
@@ -158,34 +169,14 @@ def load_weights(uri: str, digest: str, folder: Path | None = None) -> WeightsFi
 
     `folder`: where they may lie, too, under the same name: a run that was moved, or went on without its shared memory, has them there.
     """
-    path = published_file(uri, folder)
-    try:
-        tensors = load_file(path)
-    except FileNotFoundError as error:
-        raise WeightsError(f"weights {uri} are gone: take a newer publication, or share the folder between trainer and replica") from error
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"weights {uri} are torn: {error}; take a newer publication") from error
-    if (found := weights_digest(tensors)) != digest:
-        raise WeightsError(f"weights {uri} have digest {found}, the notice says {digest}: they are not the ones published")
-    return WeightsFile(tensors, path, digest)
+    return read_weights(published_file(uri, folder), uri, digest)
 
 
 def put_back(uri: str, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Writes a publication's weights into `folder`, where `load_weights` finds them. Raises WeightsError when they cannot be written."""
     path = folder.absolute() / published_file(uri).name
-    partial = path.with_name(path.name + _PARTIAL)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, partial)
-        _finish(partial, path, durable=True)
+        write_tensors(on_cpu(weights), path, durable=True)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise WeightsError(f"weights cannot be written to {path}: {error}; {room(path)}") from error
-
-
-def _finish(partial: Path, path: Path, *, durable: bool) -> None:
-    if durable:
-        flush(partial)
-    partial.replace(path)
-    if durable:
-        flush(path.parent)

@@ -47,6 +47,10 @@ class ReplicaAwake(Event):
     version: int
     revision: int
     seconds: float
+    transport: str = ""
+    """How the weights came: `shm`, `file`, `delta`, `nccl`, `ipc`; empty in recordings older than this."""
+    num_bytes: int = 0
+    """Read or received for them."""
 
 
 class ReplicaAsleep(Event):
@@ -68,6 +72,8 @@ class WeightsApplied(Event):
     version: int
     revision: int
     seconds: float
+    transport: str = ""
+    num_bytes: int = 0
 
 
 class ReplicaFailed(Event):

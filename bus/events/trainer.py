@@ -56,6 +56,8 @@ class WeightsPublished(Event):
     digest: str
     num_bytes: int
     seconds: float
+    dtype: str = ""
+    """What its floating-point tensors were rounded to; empty: they are those that were trained."""
     delta: WeightsDelta | None = None
     direct: DirectWeights | None = None
 

@@ -84,13 +84,15 @@ def _time(summary: Summary) -> list[Number]:
 
 
 def _use(summary: Summary) -> list[Number]:
-    group, totals = "Use of the devices", summary.totals()
+    group, totals, syncs = "Use of the devices", summary.totals(), summary.syncs
     held, wall = totals.held, summary.wall_s
     return [
         Number(group, "all devices busy", totals.utilization, "%", "higher", 1, "training, or generating by the share of slots taken"),
         Number(group, "trainer's devices busy at home", totals.train_utilization, "%", "higher", 1),
         Number(group, "open slots generating", totals.rollout_utilization, "%", "higher", 1),
         Number(group, "tokens generated", summary.tokens_generated, "tokens"),
+        Number(group, "weights read, MB", syncs.num_bytes / 1e6 if syncs.by_transport else None, better="lower", digits=1),
+        Number(group, "weights read, share of the whole", syncs.num_bytes / syncs.full_bytes if syncs.full_bytes else None, "%", digits=1),
         Number(group, "tokens a second", summary.tokens_generated / wall if wall > 0 else None, "tokens", "higher"),
         Number(
             group, "trained tokens a device-second", summary.training.tokens / held if held > 0 else None, "tokens", "higher",

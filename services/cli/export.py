@@ -100,6 +100,7 @@ def _weights(place: VersionPlaces) -> tuple[Mapping[str, torch.Tensor], str]:
     """The tensors, whose digest is the one that was published, and where they were. Raises ConfigError when no place has them."""
     from services.learner.checkpoint import MODEL, read_checkpoint
     from services.learner.digests import weights_digest
+    from services.learner.wire import as_published
     from services.weights import load_weights
 
     troubles: list[str] = []
@@ -110,7 +111,7 @@ def _weights(place: VersionPlaces) -> tuple[Mapping[str, torch.Tensor], str]:
             troubles.append(str(error))
     for folder in place.checkpoints:
         try:
-            weights = read_checkpoint(folder, {MODEL}).part(MODEL)
+            weights = as_published(read_checkpoint(folder, {MODEL}).part(MODEL), place.dtype)
         except CheckpointError as error:
             troubles.append(str(error))
             continue

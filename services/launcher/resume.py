@@ -31,6 +31,7 @@ from bus.server import named_server, server
 from services.config import RunConfig
 from services.config_file import overridden
 from services.entry import code_of
+from services.launcher.engine_check import check_engine
 from services.launcher.fitting import check_here, copies_instead
 from services.launcher.folders import SERVER, SUMMARY, named_by, write_info
 from services.launcher.interrupts import Interrupts
@@ -228,6 +229,7 @@ def _settle(place: RunPlace, past: Past, named: str | None, asked: Resuming) -> 
     settings = merged(settings, copies_instead(overridden(planned, settings, "--set"), folder, say))
     config = overridden(planned, settings, "--set")
     check_here(past.plan, config, say)
+    check_engine(past.plan, config, say)
     write_info(folder, place.run, named, planned.resolved(), settings)
     (folder / SUMMARY).unlink(missing_ok=True)
     return config
@@ -267,7 +269,7 @@ def _publish_anew(log: RedisLog, past: Past, published: dict[int, WeightsPublish
             RedoDiverged(version=other.version, recorded_digest=before.digest, redone_digest=other.digest, action=plan.on_redo_diverged)
         )
         anew = {"revision": before.revision + 1, "transport": "file", "uri": other.uri, "digest": other.digest}
-        facts.append(before.model_copy(update={**anew, "num_bytes": other.num_bytes, "seconds": 0.0}))
+        facts.append(before.model_copy(update={**anew, "num_bytes": other.num_bytes, "seconds": 0.0, "delta": None, "direct": None}))
     # The trainer's facts, said for it: an incarnation of its own, which the trainer that is started then replaces.
     started = ServiceStarted(code=code_of("trainer", plan.policy), host=socket.gethostname(), pid=os.getpid())
     me = log.attach("trainer", Draft(started, derived=False, cause=0, at=time.time_ns()))

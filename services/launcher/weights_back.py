@@ -112,14 +112,16 @@ class Remake:
     def _from_checkpoint(self, step: int, publication: WeightsPublished) -> bool:
         from services.learner.checkpoint import MODEL, read_checkpoint
         from services.learner.digests import weights_digest
+        from services.learner.wire import as_published
         from services.weights import put_back
 
         for saved in reversed(self._record.checkpoints):
             if saved.step == step:
                 try:
-                    found = read_checkpoint(checkpoint_folder(saved.uri, self._folder), {MODEL}).part(MODEL)
+                    trained = read_checkpoint(checkpoint_folder(saved.uri, self._folder), {MODEL}).part(MODEL)
                 except CheckpointError:
                     continue
+                found = as_published(trained, publication.dtype)
                 if weights_digest(found) == publication.digest:
                     put_back(publication.uri, found, self._weights)
                     return True
@@ -158,15 +160,17 @@ class Remake:
 
     def _keep(self, learner: Learner, publication: WeightsPublished) -> None:
         from services.learner.digests import weights_digest
+        from services.learner.wire import as_published
         from services.weights import put_back
 
-        digest = weights_digest(learner.weights())
+        weights = as_published(learner.weights(), publication.dtype)
+        digest = weights_digest(weights)
         if digest == publication.digest:
-            put_back(publication.uri, learner.weights(), self._weights)
+            put_back(publication.uri, weights, self._weights)
             return
         # Epoch 0 has no trainer, and no version has the same revision twice: no other publication has this name.
         path = self._weights.absolute() / f"weights-e0-v{publication.version}-r{publication.revision + 1}.safetensors"
-        put_back(path.as_uri(), learner.weights(), self._weights)
+        put_back(path.as_uri(), weights, self._weights)
         told = {"version": publication.version, "digest": digest, "uri": path.as_uri(), "num_bytes": path.stat().st_size}
         say(_DIFFERS, json.dumps(told))
 

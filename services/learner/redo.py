@@ -24,8 +24,8 @@ from bus.events import (
     StepDone,
     WeightsPublished,
 )
-from services.learner.digests import weights_digest
 from services.learner.protocol import Learner, StepReport
+from services.learner.wire import published_digest
 from services.samples import SampleGroup
 
 logger = logging.getLogger(__name__)
@@ -145,4 +145,4 @@ def redo(
             yield Redone(batch.step, report, None)
         else:
             learner.begin_cycle()
-            yield Redone(batch.step, report, published, weights_digest(learner.weights()))
+            yield Redone(batch.step, report, published, published_digest(learner.weights(), published.dtype))

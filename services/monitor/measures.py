@@ -6,6 +6,7 @@ perf/      shares of device-seconds in the window, and tokens a device-second, o
 time/      share of all device-seconds that each class took; they add up to 1
 rollout/   what was ready and in flight at the step's end, and how stale its samples were
 trainer/   what the step waited
+weights/   bytes that replicas read or received of new weights in the window, and what these weights have in full
 swing/     what swings that ended in the window cost, and what lent devices gave (see `services.monitor.swings`)
 """
 
@@ -32,6 +33,8 @@ class _Moment:
     wall_s: float = 0.0
     tokens_generated: int = 0
     swing_s: float = 0.0
+    synced_bytes: int = 0
+    full_bytes: int = 0
     lent_tokens: int = 0
 
 
@@ -47,11 +50,12 @@ class StepMeasures:
         if not isinstance(entry.event, StepDone) or summary.training.newest is not entry.event:
             return None
         now = _Moment(
-            summary.totals(), summary.wall_s, summary.tokens_generated, summary.swings.seconds, summary.swings.lent_tokens
+            summary.totals(), summary.wall_s, summary.tokens_generated, summary.swings.seconds,
+            summary.syncs.num_bytes, summary.syncs.full_bytes, summary.swings.lent_tokens,
         )  # fmt: skip
         trained, self._tokens_trained = summary.training.tokens - self._tokens_trained, summary.training.tokens
         before, self._before = self._before, now
-        values = {**_performance(before, now, trained), **_samples(summary), **_swings(before, now, summary)}
+        values = {**_performance(before, now, trained), **_samples(summary), **_syncs(before, now), **_swings(before, now, summary)}
         return Measured(
             step=entry.event.step, values={name: value for name, value in values.items() if value is not None and isfinite(value)}
         )
@@ -81,6 +85,13 @@ def _samples(summary: Summary) -> dict[str, float | None]:
 
 def _spread(name: str, found: Distribution | None) -> dict[str, float | None]:
     return {} if found is None else {f"{name}/min": found.smallest, f"{name}/mean": found.mean, f"{name}/max": found.largest}
+
+
+def _syncs(before: _Moment, now: _Moment) -> dict[str, float | None]:
+    return {
+        "weights/synced_bytes": now.synced_bytes - before.synced_bytes,
+        "weights/full_bytes": now.full_bytes - before.full_bytes,
+    }
 
 
 def _swings(before: _Moment, now: _Moment, summary: Summary) -> dict[str, float | None]:

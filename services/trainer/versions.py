@@ -18,11 +18,12 @@ KINDS = (StepDone.kind, WeightsPublished.kind, CheckpointSaved.kind)
 
 @dataclass(frozen=True, slots=True)
 class VersionPlaces:
-    """A version that was published with `digest`, and what is left of it. With neither place, nothing is."""
+    """A version that was published with `digest` in `dtype`, and what is left of it. With neither place, nothing is."""
 
     version: int
     step: int
     digest: str
+    dtype: str
     published: str | None
     """File of the published weights, as a URI."""
     checkpoints: tuple[Path, ...]
@@ -53,6 +54,7 @@ def versions_of(events: Iterable[Event], folder: Path) -> dict[int, VersionPlace
             version=version,
             step=step,
             digest=publication.digest,
+            dtype=publication.dtype,
             published=_published(publication, folder),
             checkpoints=tuple(path for path in checkpoints.get((version, step), ()) if path.is_dir()),
         )

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner, Result
 
 from bus.embedded import folder_url
-from bus.events import CheckpointSaved, RedoDiverged, ServiceStarted, StepDone, WeightsPublished
+from bus.events import CheckpointSaved, Event, RedoDiverged, ServiceStarted, StepDone, WeightsApplied, WeightsPublished
 from services.cli.app import build_app
-from services.launcher.folders import remove_shm_folder
 from services.learner.digests import weights_digest
 from swingshift import replay
 from tests.serving import kill_all, swingshift
@@ -28,8 +27,12 @@ SETTINGS = (
     "async_training.total_steps=6",
     "async_training.checkpoint_every_versions=3",
     "async_training.on_redo_diverged=stop",
+    "weights.transport=file",
+    "weights.dtype=bfloat16",
+    "weights.delta=on",
 )
-"""No checkpoint before step 6: a restart before it redoes everything, two starts of cycles among it."""
+"""No checkpoint before step 6: a restart before it redoes everything, two starts of cycles among it. What is published is not, bit for bit,
+what is trained and saved."""
 
 
 def test_a_trainer_killed_in_mid_cycle_and_then_a_whole_run_come_back_bit_for_bit_and_versions_are_exported(
@@ -50,7 +53,8 @@ def test_a_trainer_killed_in_mid_cycle_and_then_a_whole_run_come_back_bit_for_bi
             if isinstance(entry.event, StepDone) and entry.event.step == 5:
                 kill_all(process)
                 break
-    remove_shm_folder(run)
+    for path in (folder / "weights").glob("weights-e*"):
+        path.unlink()
     assert "the published weights of version 2 are gone" in swingshift("run", "--resume", str(folder), "--no-verify")
     assert replay(["train", str(folder)]) == 0
     entries = recorded(tmp_path, run)
@@ -58,6 +62,7 @@ def test_a_trainer_killed_in_mid_cycle_and_then_a_whole_run_come_back_bit_for_bi
     assert steps_of(entries) == list(range(1, 7))
     assert sum(entry.source == "trainer" and isinstance(entry.event, ServiceStarted) for entry in entries) == 3
     assert not [event for event in events if isinstance(event, RedoDiverged)]
+    check_deltas(events)
     steps = {event.step: event.metrics for event in events if isinstance(event, StepDone)}
     # The first step of a cycle is its own π_old, the second one is measured against it.
     assert [steps[step]["actor/ppo_kl"] == 0.0 for step in range(1, 7)] == [True, False] * 3
@@ -65,6 +70,18 @@ def test_a_trainer_killed_in_mid_cycle_and_then_a_whole_run_come_back_bit_for_bi
     assert "rollout/is_weight_mean" in steps[1]
     check_exports(tmp_path, run, {event.version: event.digest for event in events if isinstance(event, WeightsPublished)})
     assert [event.version for event in events if isinstance(event, CheckpointSaved)] == [3]
+
+
+def check_deltas(events: list[Event]) -> None:
+    """The first publication of each of the three trainers has no delta."""
+    published = {event.version: event for event in events if isinstance(event, WeightsPublished)}
+    assert [version for version, event in published.items() if event.delta is None] == [0, 2, 3]
+    assert {event.dtype for event in published.values()} == {"bfloat16"}
+    for event in events:
+        if isinstance(event, WeightsApplied):
+            full, delta = published[event.version].num_bytes, published[event.version].delta
+            assert (event.transport, event.num_bytes) in {("file", full), ("delta", delta and delta.num_bytes)}
+    assert any(isinstance(event, WeightsApplied) and event.transport == "delta" for event in events)
 
 
 def check_exports(folder: Path, run: str, digests: dict[int, str]) -> None:

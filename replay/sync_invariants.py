@@ -1,0 +1,87 @@
+"""What must hold of weights on their way from the trainer to the replicas.
+
+- Changes are published against the publication before, of the same incarnation of the trainer, and take no more bytes than all of it.
+- A replica is told of changes as they were published.
+- It takes changes only if what it loaded last is what they are against; an incarnation's first weights are whole (C-19).
+- It takes them directly only by a way that was offered for them.
+- One that failed loads nothing any more.
+"""
+
+from __future__ import annotations
+
+from bus.entry import Entry
+from bus.events import ReplicaAwake, ReplicaFailed, WakeRequested, WeightsApplied, WeightsPublished, WeightUpdateRequested
+
+Weights = tuple[int, int]
+"""(version, revision)"""
+DELTA = "delta"
+"""`transport` of weights that came as changes."""
+FROM_THE_COPY = ("", "shm", "file", DELTA)
+"""`transport` of weights that came from the copy that is always there; any other is a direct way."""
+MOST = 1.01
+"""Share of the whole weights' bytes that changes may take."""
+
+
+class SyncInvariants:
+    """Fold of a whole log; `apply` returns what an entry breaks, in words."""
+
+    def __init__(self) -> None:
+        self._published: dict[Weights, WeightsPublished] = {}
+        self._newest: tuple[Weights, int] | None = None
+        """And the trainer's epoch."""
+        self._loaded: dict[tuple[str, int], Weights] = {}
+        """(replica, epoch) -> what it loaded last."""
+        self._failed: set[tuple[str, int]] = set()
+
+    def apply(self, entry: Entry) -> list[str]:
+        """Takes in one entry."""
+        event = entry.event
+        match event:
+            case WeightsPublished():
+                return self._publish(event, entry.epoch)
+            case WakeRequested() | WeightUpdateRequested():
+                return self._tell(event)
+            case WeightsApplied() | ReplicaAwake():
+                return self._load(event, entry.epoch)
+            case ReplicaFailed():
+                self._failed.add((event.replica, entry.epoch))
+            case _:
+                pass
+        return []
+
+    def _publish(self, event: WeightsPublished, epoch: int) -> list[str]:
+        before, self._newest = self._newest, ((event.version, event.revision), epoch)
+        self._published[event.version, event.revision] = event
+        if event.delta is None:
+            return []
+        base, broken = (event.delta.base_version, event.delta.base_revision), []
+        if before != (base, epoch):
+            broken.append(f"changes of version {event.version} are against {base}, this trainer published {before} before")
+        if event.delta.num_bytes > MOST * event.num_bytes:
+            broken.append(f"changes of version {event.version} take {event.delta.num_bytes} bytes, all of it {event.num_bytes}")
+        return broken
+
+    def _tell(self, event: WakeRequested | WeightUpdateRequested) -> list[str]:
+        published = self._published.get((event.version, event.revision))
+        if published is None or _offer(published) == _offer(event):
+            return []
+        return [f"{event.replica} was told of other weights {event.version} than were published"]
+
+    def _load(self, event: WeightsApplied | ReplicaAwake, epoch: int) -> list[str]:
+        where, now = (event.replica, epoch), (event.version, event.revision)
+        published, before = self._published.get(now), self._loaded.get(where)
+        self._loaded[where] = now
+        broken = [f"{event.replica} loaded weights {event.version} after it had failed"] if where in self._failed else []
+        if event.transport == DELTA and published is not None:
+            delta = published.delta
+            if delta is None or before != (delta.base_version, delta.base_revision):
+                broken.append(f"{event.replica}, which had {before}, took changes of version {event.version} against {delta}")
+        if event.transport not in FROM_THE_COPY and published is not None:
+            offered = published.direct.transports if published.direct is not None else ()
+            if event.transport not in offered:
+                broken.append(f"{event.replica} took version {event.version} by {event.transport}, which was not offered: {offered}")
+        return broken
+
+
+def _offer(event: WeightsPublished | WakeRequested | WeightUpdateRequested) -> tuple[object, ...]:
+    return event.uri, event.digest, event.delta, event.direct

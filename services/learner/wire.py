@@ -1,0 +1,29 @@
+"""Weights as they are published: what replicas load, and what digests are taken of.
+
+learner.weights() ──as_published(…, dtype)──▶ file, digest        checkpoints keep what the learner has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from services.learner.digests import weights_digest
+
+AS_TRAINED = ""
+"""The dtype of a publication whose weights are those of the learner, bit for bit."""
+_DTYPES = {"bfloat16": torch.bfloat16}
+
+
+def as_published(weights: Mapping[str, torch.Tensor], dtype: str) -> Mapping[str, torch.Tensor]:
+    """The weights with every floating-point tensor rounded to `dtype` (`WeightsPublished.dtype`); without one, the weights themselves."""
+    if dtype == AS_TRAINED:
+        return weights
+    wanted = _DTYPES[dtype]
+    return {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+
+
+def published_digest(weights: Mapping[str, torch.Tensor], dtype: str) -> str:
+    """The digest that a publication of the weights has."""
+    return weights_digest(as_published(weights, dtype))
