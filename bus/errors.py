@@ -21,6 +21,7 @@
     ├── LearnerError           training failed (a loss that is not finite, …)
     │   └── CheckpointError    a checkpoint is torn, missing or of another model
     └── WeightsError           published weights are gone or their digest differs
+        └── TransferError      they cannot be had straight from the trainer's process; the retained copy is left
 
 A message says what happened, with the values, and what to do.
 """
@@ -108,3 +109,7 @@ class CheckpointError(LearnerError):
 
 class WeightsError(SwingshiftError):
     """Published weights are gone, or their digest is not the recorded one."""
+
+
+class TransferError(WeightsError):
+    """Weights cannot be handed from the trainer's process straight to an engine, which is as it was: the retained copy is left."""

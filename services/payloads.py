@@ -28,6 +28,14 @@ def answer_blob(request: str, attempt: int) -> str:
     return f"answer:{request}.{attempt}"
 
 
+def token_blob() -> str:
+    """What the trainer and the replicas prove themselves with when weights are handed over directly; trainer -> replicas.
+
+    Of the trainer's newest incarnation, which removes it when it ends. No entry names it, so it is in no recording.
+    """
+    return "token:weights"
+
+
 def sample_blob(sample: int) -> str:
     """A ready sample; rollouter -> trainer, archiver. Needed until it is dropped, or no redo can need it any more."""
     return f"sample:{sample}"

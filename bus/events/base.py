@@ -46,12 +46,19 @@ class WeightsDelta(Frozen):
 
 
 class DirectWeights(Frozen):
-    """Where the publisher hands out its newest weights without a file in between, and by which means."""
+    """Where the publisher hands out its newest weights without a file in between, and by which means.
+
+    What the run's services prove themselves with there is not in the log: services/payloads.py.
+    """
 
     address: str
     """host:port"""
     transports: tuple[str, ...]
     """`nccl`, `ipc`."""
+    machine: str = ""
+    """Which one it is on, to compare with one's own."""
+    devices: tuple[str, ...] = ()
+    """Its devices as planned; the first one sends."""
 
 
 class BlobRef(Frozen):

@@ -28,15 +28,21 @@ from bus.events import (
 )
 from bus.log import Blobs
 from services.advice import advice
+from services.agreement import Agreement
 from services.context import ServiceContext
 from services.launcher.folders import remove_shm_folder
 from services.learner.protocol import Learner
 from services.learner.redo import Redone, load_newest, redo
+from services.learner.wire import AS_TRAINED, as_published
 from services.samples import SampleGroup, unpack_group
 from services.shell import Facts, Shell
 from services.trainer.core import KEPT_CHECKPOINTS, Checkpoint, Publish, Reload, Train, TrainerCore, Yield
 from services.trainer.files import CheckpointFiles
 from services.trainer.waiting import WaitingClock
+from services.transfer.choice import retained_by
+from services.transfer.making import handing_out
+from services.transfer.outlet import Outlet
+from services.weight_settings import published_dtype
 from services.weights import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -48,8 +54,20 @@ MakeLearner = Callable[[bool], Learner]
 class TrainerPerformer:
     """See `services.shell.Performer`."""
 
-    def __init__(self, core: TrainerCore, make_learner: MakeLearner, store: WeightStore, files: CheckpointFiles, blobs: Blobs) -> None:
+    def __init__(
+        self,
+        core: TrainerCore,
+        make_learner: MakeLearner,
+        store: WeightStore,
+        files: CheckpointFiles,
+        blobs: Blobs,
+        dtype: str = AS_TRAINED,
+        outlet: Outlet | None = None,
+    ) -> None:
+        """`dtype`: of what is published (`services.learner.wire`). `outlet`: what hands it out directly, too."""
+        self._outlet = outlet
         self._core = core
+        self._dtype = dtype
         self._make_learner = make_learner
         self._store = store
         self._files = files
@@ -59,6 +77,7 @@ class TrainerPerformer:
         self._begun: dict[str, None] = {}
         self._waiting = WaitingClock(time.monotonic)
         self._learner: Learner | None = None
+        self._agreement = Agreement()
         self._restored = False
         self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
 
@@ -140,10 +159,12 @@ class TrainerPerformer:
     def _publish(self, version: int, revision: int) -> WeightsPublished:
         learner = self._learner_or_new(offloaded=False)
         learner.begin_cycle()
-        notice = self._store.publish(learner.weights(), version, revision, self.shell.host.producer.epoch)
+        weights = as_published(learner.weights(), self._dtype)
+        notice = self._store.publish(weights, version, revision, self.shell.host.producer.epoch)
         return WeightsPublished(
             version=version, revision=revision, transport=notice.transport, uri=notice.uri, digest=notice.digest,
-            num_bytes=notice.num_bytes, seconds=notice.seconds,
+            num_bytes=notice.num_bytes, seconds=notice.seconds, dtype=self._dtype, delta=notice.delta,
+            direct=None if self._outlet is None else self._outlet.announce(notice),
         )  # fmt: skip
 
     def _save(self, request: Checkpoint) -> CheckpointSaved:
@@ -161,10 +182,18 @@ class TrainerPerformer:
         loaded = time.monotonic()
         report = self._learner_or_new(offloaded=False).train(request.batch.step, groups, request.batch.micro_batches)
         seconds = {"wait": self._waiting.take(), "load": loaded - began, "train": time.monotonic() - loaded, **report.seconds}
-        return StepDone(
+        done = StepDone(
             step=request.batch.step, version=request.version, is_boundary=request.is_boundary, num_samples=len(groups),
             seconds=seconds, metrics=dict(report.metrics),
         )  # fmt: skip
+        self._warn_of_disagreement(done)
+        return done
+
+    def _warn_of_disagreement(self, done: StepDone) -> None:
+        plan = self._core.books.plan
+        assert plan is not None, "a batch is formed after the plan"
+        if (found := self._agreement.apply(done, plan.max_logprob_diff)) is not None:
+            logger.warning("%s: %s", found, found.advice)
 
     def _groups(self, batch: BatchFormed) -> list[SampleGroup]:
         return [unpack_group(get_blob(self._blobs, self._core.payloads[sample])) for sample in batch.samples]
@@ -225,8 +254,11 @@ def main(context: ServiceContext) -> None:
     for text in advice(config):
         logger.warning("%s", text)
     core = TrainerCore()
-    store = WeightStore(context.run, config.weights.transport, context.weights_folder)
+    retained = retained_by(config.weights.transport, shared_folder=config.weights.folder is not None)
+    store = WeightStore(context.run, retained, context.weights_folder, delta=config.weights.delta)
     files = CheckpointFiles(context.folder / "checkpoints")
-    Shell(context, core, TrainerPerformer(core, context.make_learner, store, files, context.open_blobs())).run()
+    with handing_out(config, context.plan.devices, context.open_blobs) as outlet:
+        performer = TrainerPerformer(core, context.make_learner, store, files, context.open_blobs(), published_dtype(config), outlet)
+        Shell(context, core, performer).run()
     if core.ended and not context.supervised:
         remove_shm_folder(context.run)  # `swingshift run` does it otherwise
