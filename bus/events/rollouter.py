@@ -65,7 +65,7 @@ class AbortRequested(Event):
 
 
 class WeightUpdateRequested(Event):
-    """Load the published weights `version`; what is in flight ends as aborted first. rollouter -> replica."""
+    """Load the published weights `version`. rollouter -> replica."""
 
     kind: ClassVar[str] = "WeightUpdateRequested"
     emitter: ClassVar[Role | None] = "rollouter"
@@ -75,6 +75,8 @@ class WeightUpdateRequested(Event):
     revision: int
     uri: str
     digest: str
+    mode: Literal["abort", "keep"] = "abort"
+    """What is in flight ends as aborted first; or it is frozen meanwhile, and goes on with these weights."""
     delta: WeightsDelta | None = None
     direct: DirectWeights | None = None
 

@@ -176,7 +176,9 @@ class Activities:
             case ReplicaAdded() as event:
                 self._pool(event.replica, ENGINE).end("start", time)
             case WeightUpdateRequested() as event:
-                self._pool(event.replica, ENGINE).begin("update", time, f"update to {event.version}", {"uri": event.uri})
+                self._pool(event.replica, ENGINE).begin(
+                    "update", time, f"update to {event.version}", {"mode": event.mode, "uri": event.uri}
+                )
             case WeightsApplied() as event:
                 self._pool(event.replica, ENGINE).end("update", time)
             case WakeRequested() as event:

@@ -38,6 +38,8 @@ class EmbeddedEngine:
         self._queued: dict[str, GenerateRequest] = {}
         self._to_abort: set[str] = set()
         self._closing = False
+        self._computing = False
+        """The generation thread computes a token, without the lock."""
         self._busy_s = 0.0
         self._model: ServedModel | None = None
         self._batch: Batch | None = None
@@ -66,11 +68,18 @@ class EmbeddedEngine:
             self._state = "paused"
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Copies all weights in. No token of older ones is kept: the cache holds only what runs, and nothing runs while paused."""
+        """Copies all weights in. The cache holds only what is in flight: nothing, or what is frozen, which keeps it."""
         with self._docket.changed:
             model = self._started()
-            self._require_quiet("load_weights")
+            if self._state != "frozen":
+                self._require_quiet("load_weights")
+            elif self._batch is not None and model.version is not None:
+                self._batch.end_spans(model.version)
         model.load(weights, version)
+
+    @property
+    def direct(self) -> None:
+        """It takes weights from files only."""
 
     def open(self) -> None:
         """Admits requests."""
@@ -78,13 +87,14 @@ class EmbeddedEngine:
             model = self._started()
             if self._state == "open":
                 return
-            self._require("open", "paused")
+            self._require("open", "paused", "frozen")
             if not model.ready:
                 raise EngineError(
                     f"no weights were loaded completely since the last wake or failed load (the last version was {model.version}): "
                     "call load_weights first"
                 )
             self._state = "open"
+            self._docket.changed.notify_all()
 
     def submit(self, request: GenerateRequest) -> None:
         """Queues a request, or answers at once why not."""
@@ -118,11 +128,22 @@ class EmbeddedEngine:
         """Aborts all in flight and waits for the token that is being computed."""
         with self._docket.changed:
             self._started()
-            self._require("pause", "open", "paused")
+            self._require("pause", "open", "paused", "frozen")
             self._state = "paused"
             self._abort_queued()
             self._docket.changed.notify_all()
             self._docket.wait_until_empty(self._config.pause_timeout_s)
+            self._docket.check()
+
+    def freeze(self) -> None:
+        """Waits for the token that is being computed; what is queued stays so."""
+        with self._docket.changed:
+            self._started()
+            self._require("freeze", "open", "frozen")
+            self._state = "frozen"
+            timeout_s = self._config.pause_timeout_s
+            if not self._docket.changed.wait_for(lambda: not self._computing, timeout_s):
+                raise EngineError(f"the token that is being computed has not come after {timeout_s} s: kill the replica")
             self._docket.check()
 
     def sleep(self) -> None:
@@ -199,6 +220,7 @@ class EmbeddedEngine:
             logger.exception("generation failed model=%s", self._model_folder)
             with self._docket.changed:
                 self._queued.clear()
+                self._computing = False
                 self._docket.fail(f"{type(error).__name__}: {error}")
 
     def _generate_token(self) -> bool:
@@ -206,23 +228,35 @@ class EmbeddedEngine:
         batch, changed = self._batch, self._docket.changed
         assert batch is not None, "start makes the batch before the thread"
         with changed:
-            changed.wait_for(lambda: self._closing or len(self._docket) > 0)
+            changed.wait_for(self._has_work)
             self._carry_out_aborts(batch)
-            if self._closing:
-                return False
+            if self._closing or self._is_frozen:
+                return not self._closing
             chosen = batch.next_to_admit(self._queued)
             for request in chosen:
                 del self._queued[request.request]
+            self._computing = True
         started = time.monotonic()
         outputs = batch.admit(chosen) if chosen else batch.step() if len(batch) > 0 else []
         with changed:
             self._busy_s += time.monotonic() - started
+            self._computing = False
             for output in outputs:
                 self._docket.finish(output)
+            if self._is_frozen:
+                changed.notify_all()
         return True
 
+    @property
+    def _is_frozen(self) -> bool:
+        return self._state == "frozen"
+
+    def _has_work(self) -> bool:
+        return self._closing or bool(self._to_abort if self._is_frozen else len(self._docket))
+
     def _carry_out_aborts(self, batch: Batch) -> None:
-        aborted = batch.abort_all() if self._closing or self._state != "open" else batch.abort(self._to_abort) if self._to_abort else []
+        all_end = self._closing or self._state not in ("open", "frozen")
+        aborted = batch.abort_all() if all_end else batch.abort(self._to_abort) if self._to_abort else []
         # Between two tokens a request in flight is either queued or in the batch, so what is left here has ended by itself.
         self._to_abort.clear()
         for output in aborted:

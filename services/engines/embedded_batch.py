@@ -28,6 +28,16 @@ class _Row:
     uniforms: Random
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    """Of its tokens, those that earlier weights have drawn."""
+
+    def end_span(self, version: int) -> None:
+        """All tokens since the last call are of this version."""
+        if self.spans and self.spans[-1].version == version:
+            self.spans.pop()
+        count = len(self.tokens) - sum(span.num_tokens for span in self.spans)
+        if count > 0:
+            self.spans.append(VersionSpan(version, count))
 
 
 class Batch:
@@ -104,6 +114,11 @@ class Batch:
         self.steps += 1
         return self._end_finished()
 
+    def end_spans(self, version: int) -> None:
+        """The model gets other weights: all tokens so far are of these. What is cached of them stays."""
+        for row in self._rows:
+            row.end_span(version)
+
     def abort(self, requests: Collection[str]) -> list[GenerateOutput]:
         """Ends these, as far as they are here, with the tokens they have."""
         return self._end({number: "aborted" for number, row in enumerate(self._rows) if row.request.request in requests})
@@ -149,8 +164,8 @@ class Batch:
             return GenerateOutput(
                 request, "error", error=f"the model's logits are not finite after {len(row.tokens)} tokens with weights version {version}"
             )
-        # Weights change only while nothing runs, so all tokens of one attempt are of one version.
-        return GenerateOutput(request, outcome, tuple(row.tokens), tuple(row.logprobs), (VersionSpan(version, len(row.tokens)),))
+        row.end_span(version)
+        return GenerateOutput(request, outcome, tuple(row.tokens), tuple(row.logprobs), tuple(row.spans))
 
 
 def _started(request: GenerateRequest) -> _Row:

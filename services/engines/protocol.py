@@ -5,9 +5,18 @@
 
 An engine takes requests continuously. It never drops one: whatever happens to a request, `poll` returns one output for its id.
 
-    asleep ──wake──▶ paused ──open──▶ open        asleep: no cache, no weights
-       ▲               │  ▲             │         paused: weights may be loaded (and must be, after each wake), nothing is admitted
-       └────sleep──────┘  └────pause────┘         open:   requests are admitted
+    asleep ──wake──▶ paused ──open──▶ open ──freeze──▶ frozen
+       ▲               │  ▲             │ ▲               │
+       └────sleep──────┘  ├────pause────┘ └─────open──────┤
+                          └─────────────pause─────────────┘
+
+    asleep: no cache, no weights
+    paused: nothing is in flight or admitted; weights may be loaded, and must be after each wake
+    open:   requests are admitted
+    frozen: what is in flight stays as it is, nothing is admitted; weights may be loaded
+
+What was frozen goes on over what the old weights have cached of its tokens; each further token is of the weights that draw it, and its
+log-probability is what they gave it, over that cache. Nothing that starts later uses anything that older weights have cached (C-28).
 
 Asking for the state the engine is in does nothing; any other call in the wrong state raises EngineError. Once the engine has failed, every
 call but `stats` and `close` raises EngineError; `poll` first hands out the outputs that are left, `error` for whatever was in flight.
@@ -15,7 +24,7 @@ call but `stats` and `close` raises EngineError; `poll` first hands out the outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 Outcome = Literal["stop", "length", "aborted", "refused", "error"]
-EngineState = Literal["asleep", "paused", "open"]
+EngineState = Literal["asleep", "paused", "open", "frozen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,49 @@ class EngineStats:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
+class DirectCalls(Protocol):
+    """What the trainer's process has an engine do while it hands weights over. `info` is made and understood at the two ends only.
+
+    Each raises TransferError as long as the weights are untouched, EngineError from then on.
+    """
+
+    def join(self, info: Mapping[str, object]) -> None:
+        """Joins a group, or agrees on how weights will come."""
+
+    def start(self) -> None:
+        """From here on weights are overwritten."""
+
+    def receive(self, info: Mapping[str, object]) -> None:
+        """Takes what is described, all or a part."""
+
+    def finish(self) -> None:
+        """All has come."""
+
+    def interrupt(self, reason: str) -> None:
+        """Ends the call that another thread is in, as failed."""
+
+
+class DirectTransfer(Protocol):
+    """All weights of one version, offered by the trainer's process."""
+
+    digest: str
+    shapes: Mapping[str, Sequence[int]]
+
+    def run(self, names: Sequence[str], calls: DirectCalls) -> None:
+        """Gets those of the names, in that order. Raises TransferError, and what the calls raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectWays:
+    """How an engine takes weights straight from the trainer's process."""
+
+    transports: tuple[str, ...]
+    workers: int
+    """Processes of the engine that take part."""
+    load: Callable[[DirectTransfer, int], None]
+    """As `load_weights`, with the version. Raises TransferError if the weights are untouched: then load_weights is what is left."""
+
+
 class Engine(Protocol):
     """One inference engine; called from one thread (the replica's), except where it says otherwise."""
 
@@ -107,13 +159,22 @@ class Engine(Protocol):
         """asleep -> paused, with memory for weights; that for the cache is there after `open`. Raises EngineError if it is not awake."""
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Takes all weights in state `paused`: every name of the model, in its shape; of tied ones, any. Cached tokens are forgotten.
+        """Takes all weights in state `paused` or `frozen`: every name of the model, in its shape; of tied ones, any.
 
-        The version changes only once all of them are in. Raises EngineError and leaves the version; `open` then waits for a complete load.
+        Cached tokens are forgotten, but for those of frozen requests. The version changes only once all of them are in. Raises EngineError
+        and leaves the version; `open` then waits for a complete load. Frozen requests stay for `pause` to end; if the engine has failed,
+        each has ended by itself: as `aborted` with what it had, or as `error`.
         """
 
+    @property
+    def direct(self) -> DirectWays | None:
+        """How it takes weights without a file in between; None: it does not."""
+
     def open(self) -> None:
-        """paused -> open: admits requests. Raises EngineError when no weights were loaded since the last `wake` (C-29)."""
+        """paused, frozen -> open: admits requests, and what was frozen goes on.
+
+        Raises EngineError when no weights were loaded since the last `wake` (C-29).
+        """
 
     def submit(self, request: GenerateRequest) -> None:
         """Queues a request; when the engine is not open its output is `refused`. Raises EngineError if the id is still in flight."""
@@ -125,7 +186,10 @@ class Engine(Protocol):
         """Outputs that are there, waiting at most `timeout_s` for the first. May be called from another thread than the rest."""
 
     def pause(self) -> None:
-        """open -> paused: admits nothing more and aborts all in flight; returns when every one of them has its output."""
+        """open, frozen -> paused: admits nothing more and aborts all in flight; returns when every one of them has its output."""
+
+    def freeze(self) -> None:
+        """open -> frozen: admits nothing more, and stops all in flight where it is; nothing is computed any more when it returns."""
 
     def sleep(self) -> None:
         """paused -> asleep: frees cache and weights. Raises EngineError when it could not."""

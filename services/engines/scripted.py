@@ -11,65 +11,31 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.docket import Docket
 from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
+from services.engines.script import Operation, Script
 from services.samples import VersionSpan
 
 if TYPE_CHECKING:
     import torch
 
-Operation = Literal["start", "wake", "load_weights", "open", "pause", "sleep", "generate"]
-
 _LOGPROB = -0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong at the `call`-th call (from 1) of an operation: `fail` raises EngineError, `hang` lasts until the engine is closed.
-
-    For `generate`, the call is the n-th request that starts; there `fail` ends the whole engine and `hang` stops all of its tokens.
-    """
-
-    kind: Literal["fail", "hang"]
-    call: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """How a scripted engine behaves."""
-
-    answer_length: Callable[[GenerateRequest], int]
-    """Tokens of the whole answer, prefix included, at which it stops by itself."""
-    tokens_per_second: float
-    """Of each running request, however many run."""
-    vocab_size: int = 32
-    seconds: Mapping[Operation, float] = field(default_factory=dict)
-    """How long an operation takes, at least."""
-    faults: Mapping[Operation, Fault] = field(default_factory=dict)
-
-
-def varying_length(shortest: int, longest: int) -> Callable[[GenerateRequest], int]:
-    """An answer length, even over the range, that depends on the request's seed and prompt only."""
-
-    def length(request: GenerateRequest) -> int:
-        return Random(f"{request.seed} {request.prompt_tokens}").randint(shortest, longest)
-
-    return length
-
-
-@dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that generates since `started_at`: its first token comes one token's time later."""
+    """A request that generates since `started_at`: its first token comes one token's time later. Frozen time moves both times on."""
 
     request: GenerateRequest
     started_at: float
     ends_at: float
+    spans: tuple[VersionSpan, ...] = ()
+    """Of the tokens up to the last time that other weights were loaded."""
 
 
 class ScriptedEngine:
@@ -88,6 +54,7 @@ class ScriptedEngine:
         self._calls: Counter[Operation] = Counter()
         self._generated_tokens = 0
         self._hung_at: float | None = None
+        self._frozen_at: float | None = None
         self._closing = False
 
     def start(self) -> None:
@@ -108,18 +75,24 @@ class ScriptedEngine:
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Looks at no weight; a fault comes half-way, so that the engine is not ready after it."""
         self._started()
-        self._require("load_weights", "paused")
+        self._require("load_weights", "paused", "frozen")
         self._ready = False
         self._perform("load_weights")
         with self._docket.changed:
+            for name, running in self._running.items():
+                self._running[name] = replace(running, spans=self._spans(running, self._produced(running, self._clock())))
             self._version = version
             self._ready = True
 
+    @property
+    def direct(self) -> None:
+        """It looks at no weights."""
+
     def open(self) -> None:
-        """Admits requests."""
+        """Admits requests, and lets frozen ones go on."""
         if self._started() == "open":
             return
-        self._require("open", "paused")
+        self._require("open", "paused", "frozen")
         if not self._ready:
             raise EngineError(
                 f"no weights were loaded completely since the last wake or failed load (the last version was {self._version}): "
@@ -128,6 +101,8 @@ class ScriptedEngine:
         self._perform("open")
         with self._docket.changed:
             self._state = "open"
+            self._thaw()
+            self._docket.changed.notify_all()
 
     def submit(self, request: GenerateRequest) -> None:
         """Queues a request, or answers at once why not."""
@@ -162,19 +137,33 @@ class ScriptedEngine:
                 now = self._clock()
                 if outputs or now >= deadline:
                     return outputs
-                next_end = min((running.ends_at for running in self._running.values()), default=math.inf)
+                going_on = self._running.values() if self._frozen_at is None else ()
+                next_end = min((running.ends_at for running in going_on), default=math.inf)
                 self._docket.changed.wait(max(0.0, min(deadline, next_end) - now))
 
     def pause(self) -> None:
         """Aborts all in flight."""
         state = self._started()
-        self._require("pause", "open", "paused")
-        if state == "open":
+        self._require("pause", "open", "paused", "frozen")
+        if state != "paused":
             self._perform("pause")
         with self._docket.changed:
             self._advance()
             self._state = "paused"
             self._abort([*self._queued, *self._running], self._clock())
+            self._frozen_at = None
+            self._docket.check()
+
+    def freeze(self) -> None:
+        """Stops all in flight at the tokens that are there by now."""
+        if self._started() == "frozen":
+            return
+        self._require("freeze", "open")
+        self._perform("freeze")
+        with self._docket.changed:
+            self._advance()
+            self._state = "frozen"
+            self._frozen_at = self._clock()
             self._docket.check()
 
     def sleep(self) -> None:
@@ -237,7 +226,7 @@ class ScriptedEngine:
     def _advance(self) -> None:
         """Ends, in the order of time, what has ended by now; each end lets a queued request start at that time."""
         now = self._clock()
-        while self._running and self._hung_at is None:
+        while self._running and self._hung_at is None and self._frozen_at is None:
             running = min(self._running.values(), key=lambda running: running.ends_at)
             if running.ends_at > now:
                 return
@@ -245,7 +234,18 @@ class ScriptedEngine:
             self._docket.finish(self._finished(running))
             self._admit(running.ends_at)
 
+    def _thaw(self) -> None:
+        """As if no time had passed while frozen."""
+        now = self._clock()
+        passed = 0.0 if self._frozen_at is None else now - self._frozen_at
+        self._frozen_at = None
+        for name, running in self._running.items():
+            self._running[name] = replace(running, started_at=running.started_at + passed, ends_at=running.ends_at + passed)
+        self._admit(now)
+
     def _admit(self, now: float) -> None:
+        if self._frozen_at is not None:
+            return
         while self._queued and len(self._running) < self._config.max_running_requests and self._hung_at is None:
             request = self._queued.pop(next(iter(self._queued)))
             self._calls["generate"] += 1
@@ -263,7 +263,7 @@ class ScriptedEngine:
         for request in requests:
             running = self._running.pop(request, None)
             if running is not None:
-                self._docket.finish(self._output(running.request, "aborted", self._produced(running, now)))
+                self._docket.finish(self._output(running, "aborted", self._produced(running, now)))
             elif self._queued.pop(request, None) is not None:
                 self._docket.finish(GenerateOutput(request, "aborted"))
 
@@ -271,15 +271,25 @@ class ScriptedEngine:
         return min(request.max_new_tokens, max(1, self._script.answer_length(request) - len(request.prefix_tokens)))
 
     def _produced(self, running: _Running, now: float) -> int:
-        seconds = (now if self._hung_at is None else min(now, self._hung_at)) - running.started_at
-        return min(self._new_tokens(running.request), max(0, int(seconds * self._script.tokens_per_second)))
+        until = min(at for at in (now, self._hung_at, self._frozen_at) if at is not None)
+        seconds = until - running.started_at
+        # Moved times are rounded: what was there before must not be taken back.
+        before = sum(span.num_tokens for span in running.spans)
+        return min(self._new_tokens(running.request), max(before, int(seconds * self._script.tokens_per_second)))
 
     def _finished(self, running: _Running) -> GenerateOutput:
         request, count = running.request, self._new_tokens(running.request)
         stops = len(request.prefix_tokens) + count >= self._script.answer_length(request)
-        return self._output(request, "stop" if stops else "length", count)
+        return self._output(running, "stop" if stops else "length", count)
 
-    def _output(self, request: GenerateRequest, outcome: Literal["stop", "length", "aborted"], count: int) -> GenerateOutput:
+    def _spans(self, running: _Running, count: int) -> tuple[VersionSpan, ...]:
+        """Of its first `count` tokens: those after the last load are of the weights that are there."""
+        before = tuple(span for span in running.spans if span.version != self._version)
+        rest = count - sum(span.num_tokens for span in before)
+        return before if self._version is None or rest == 0 else (*before, VersionSpan(self._version, rest))
+
+    def _output(self, running: _Running, outcome: Literal["stop", "length", "aborted"], count: int) -> GenerateOutput:
+        request = running.request
         self._generated_tokens += count
         if count == 0 or self._version is None:
             return GenerateOutput(request.request, outcome)
@@ -288,4 +298,4 @@ class ScriptedEngine:
         tokens = [plain[(request.seed + 7 * position) % len(plain)] for position in range(first, first + count)]
         if outcome == "stop" and request.sampling.stop_token_ids:
             tokens[-1] = request.sampling.stop_token_ids[0]
-        return GenerateOutput(request.request, outcome, tuple(tokens), (_LOGPROB,) * count, (VersionSpan(self._version, count),))
+        return GenerateOutput(request.request, outcome, tuple(tokens), (_LOGPROB,) * count, self._spans(running, count))

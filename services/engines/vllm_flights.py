@@ -20,6 +20,7 @@ from services.samples import VersionSpan
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
+ROUNDING = 1e-4
 _OUTCOMES: dict[str | None, Outcome] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 
@@ -37,6 +38,10 @@ class Flights:
         self._waiting: dict[str, GenerateRequest] = {}
         self._active: dict[str, asyncio.Task[None]] = {}
         self._aborted: set[str] = set()
+        self._adding: set[str] = set()
+        """Of the active ones, those that vLLM does not have yet."""
+        self._all_added = asyncio.Event()
+        self._frozen = False
 
     @property
     def running(self) -> int:
@@ -70,8 +75,24 @@ class Flights:
     async def pause(self, *, clear_cache: bool) -> None:
         """Ends everything, with all tokens that vLLM has generated; returns when its device is idle."""
         await self.abort(list(self._waiting))
+        self._frozen = False
         await self._server.pause(clear_cache=clear_cache)
         await self.abort_all()
+
+    async def freeze(self) -> None:
+        """Leaves everything where it is; returns when vLLM's device is idle."""
+        self._frozen = True
+        # One that came to vLLM later would start under the next weights with what older ones have cached.
+        if self._adding:
+            self._all_added.clear()
+            await self._all_added.wait()
+        await self._server.freeze()
+
+    async def open(self) -> None:
+        """Lets everything go on, and what waits start."""
+        await self._server.resume()
+        self._frozen = False
+        self._fill()
 
     def drop(self) -> None:
         """Forgets everything: vLLM has ended, and the docket has told so."""
@@ -80,12 +101,14 @@ class Flights:
             task.cancel()
 
     def _fill(self) -> None:
-        while self._waiting and len(self._active) < self._limit:
+        while self._waiting and len(self._active) < self._limit and not self._frozen:
             request = self._waiting.pop(next(iter(self._waiting)))
+            self._adding.add(request.request)
             self._active[request.request] = asyncio.get_running_loop().create_task(self._fly(request))
 
     async def _fly(self, request: GenerateRequest) -> None:
         async def added() -> None:
+            self._has_come(request)
             # The abort may have come before vLLM knew the id.
             if request.request in self._aborted:
                 await self._server.abort([request.request])
@@ -99,9 +122,16 @@ class Flights:
                 self._ended(f"vLLM's engine core has ended: {error}")
         finally:
             self._active.pop(request.request, None)
+            self._has_come(request)
             self._aborted.discard(request.request)
         self._finish(output)
         self._fill()
+
+    def _has_come(self, request: GenerateRequest) -> None:
+        """vLLM has it, or never will."""
+        self._adding.discard(request.request)
+        if not self._adding:
+            self._all_added.set()
 
     def _finish(self, output: GenerateOutput) -> None:
         with self._docket.changed:
@@ -116,10 +146,11 @@ def to_output(request: GenerateRequest, completion: CompletionOutput) -> Generat
     logprobs = _logprobs(request, completion, tokens)
     spans = tuple(_span(span.version, span.end - span.start) for span in completion.weight_versions or () if span.end > span.start)
     told = sum(span.num_tokens for span in spans)
-    if outcome is None or not len(tokens) == len(logprobs) == told or not all(map(math.isfinite, logprobs)):
+    wrong = sum(not -math.inf < value <= 0 for value in logprobs)
+    if outcome is None or not len(tokens) == len(logprobs) == told or wrong:
         return GenerateOutput(
             request.request, "error", error=f"vLLM ended it with {completion.finish_reason}, {len(tokens)} tokens, {len(logprobs)} "
-            f"log-probabilities ({sum(not math.isfinite(value) for value in logprobs)} not finite) and spans over {told}",
+            f"log-probabilities ({wrong} that are none) and spans over {told}",
         )  # fmt: skip
     return GenerateOutput(request.request, outcome, tokens, logprobs, spans)
 
@@ -132,7 +163,7 @@ def _logprobs(request: GenerateRequest, completion: CompletionOutput, tokens: tu
     if request.sampling.temperature == 0:
         return (0.0,) * len(tokens)
     # A sum of rounded probabilities may be above 1 by a rounding.
-    return tuple(min(0.0, flat.logprobs[start]) for start in flat.start_indices)
+    return tuple(0.0 if 0 < flat.logprobs[start] < ROUNDING else flat.logprobs[start] for start in flat.start_indices)
 
 
 def _span(version: str, num_tokens: int) -> VersionSpan:

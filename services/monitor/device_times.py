@@ -30,6 +30,7 @@ from bus.events import (
 )
 from bus.requests import REPLICA_PREFIX
 from services.monitor.classes import CLASSES, Class
+from services.monitor.frozen import Frozen
 from services.monitor.replicas import Doing, ReplicaState, ReplicaStates
 from services.monitor.run_clock import has_time
 from services.monitor.swings import Holder
@@ -134,6 +135,7 @@ class DeviceTimes:
         self.groups: list[Group] = []
         self._replicas = replicas
         self._trainer = TrainerActivity()
+        self._frozen = Frozen()
         self._by_holder: dict[str, list[Group]] = {}
         self._there: dict[str, bool] = {}
         """Holder -> whether it may still do something: False once it will not come back."""
@@ -201,7 +203,15 @@ class DeviceTimes:
         elif self._running:
             touched, self._overlooked = self.groups if self._overlooked else touched, False
             self._settle(now, touched)
+            if isinstance(event, WeightUpdateRequested | WeightsApplied) and (frozen := self._frozen.apply(event, now)):
+                self._take_back(touched, event.replica, frozen)
             self._look(touched)
+
+    def _take_back(self, groups: Sequence[Group], replica: str, frozen: int) -> None:
+        """What is in flight on a replica took its slots, but was frozen for so long."""
+        for group in groups:
+            if group.slots:
+                group.generating_ns -= frozen * min(self._slots, self._replicas.in_flight(replica)) / group.slots
 
     def _note(self, entry: Entry) -> None:
         match entry.event:

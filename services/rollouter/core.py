@@ -199,9 +199,11 @@ class RollouterCore:
         route = self.routes.to_update(newest)
         if route is None or newest is None:
             return None
+        plan = self.books.plan
+        keeps = plan is not None and plan.weight_update_mode == "keep" and not route.hybrid
         return WeightUpdateRequested(
             replica=route.name, epoch=route.epoch, version=newest.version, revision=newest.revision, uri=newest.uri, digest=newest.digest,
-            delta=newest.delta, direct=newest.direct,
+            mode="keep" if keeps else "abort", delta=newest.delta, direct=newest.direct,
         )  # fmt: skip
 
     def _account(self, groups: Groups) -> Event | None:

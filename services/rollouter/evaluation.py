@@ -169,6 +169,7 @@ class Evaluation:
         if pinned is None or route is None or route.epoch != pinned.epoch or not route.can_serve or route.updating == wanted:
             return None
         if route.serves != wanted or route.suspect:
+            # By aborting: what is in flight there goes on elsewhere, with newer weights than these.
             return WeightUpdateRequested(
                 replica=route.name, epoch=route.epoch, version=current.version, revision=current.revision,
                 uri=current.uri, digest=current.digest, delta=current.delta, direct=current.direct,

@@ -9,7 +9,8 @@ import pytest
 from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.protocol import GenerateRequest
-from services.engines.scripted import Fault, Operation, Script, ScriptedEngine, varying_length
+from services.engines.script import Fault, Operation, Script, varying_length
+from services.engines.scripted import ScriptedEngine
 from tests.services.engines.factories import ask
 
 
