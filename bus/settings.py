@@ -17,7 +17,7 @@ from bus.events import Deadlines, Event, RunPlanned, SettingChanged, Value
 from bus.events.base import Frozen
 
 PLANNED = (
-    "staleness_threshold", "max_version_lag", "on_version_lag", "checkpoint_every_versions", "on_redo_diverged",
+    "staleness_threshold", "max_version_lag", "on_version_lag", "max_logprob_diff", "checkpoint_every_versions", "on_redo_diverged",
     "use_dynamic_resource_scheduling", "enable_rebalance", "max_lent_s", "partial_rollout", "max_attempts",
     "max_filtered_samples_in_a_row", "max_failed_samples_in_a_row", "eval_every_versions", "eval_n", "eval_timeout_s",
 )  # fmt: skip
@@ -84,9 +84,16 @@ def keeps_version_lag(lag: int | None, on_version_lag: str, staleness_threshold:
     return lag is None or on_version_lag != "wait" or lag >= staleness_threshold
 
 
+def can_keep_answers(weight_update_mode: str, partial_rollout: bool) -> bool:
+    """Only answers that may hold tokens of several versions can be kept over an update."""
+    return partial_rollout or weight_update_mode == "abort"
+
+
 def fits(plan: RunPlanned) -> bool:
     """Its settings go together."""
-    return keeps_version_lag(plan.max_version_lag, plan.on_version_lag, plan.staleness_threshold)
+    return keeps_version_lag(plan.max_version_lag, plan.on_version_lag, plan.staleness_threshold) and can_keep_answers(
+        plan.weight_update_mode, plan.partial_rollout
+    )
 
 
 def _planned(plan: RunPlanned, name: str, value: Value) -> RunPlanned | None:

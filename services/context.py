@@ -16,7 +16,10 @@ from bus.history import History
 from bus.log import WHATEVER
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from services.agreement import Publishing
 from services.config import SCRIPTED, RunConfig
+from services.devices import tensor_parallel_size
+from services.engines.vllm_installed import usable_vllm
 from services.local_settings import with_local_settings
 from services.plan import config_of, engine_config
 
@@ -127,13 +130,25 @@ class ServiceContext:
             return ScriptedLearner(self.config.scripted.seconds_per_step)
         from services.learner.hf import HfLearner
 
-        return HfLearner(self.config.actor, self.plan.total_steps, offloaded=offloaded)
+        return HfLearner(self.config.actor, self.plan.total_steps, publishing=Publishing.of(self.plan), offloaded=offloaded)
+
+    def engine_settings(self) -> EngineConfig:
+        """What the engine of this replica is set to: as the run says, on the devices of this one."""
+        config, rollout = engine_config(self.config, self.plan), self.config.rollout
+        share = rollout.gpu_memory_utilization if self.role == "hybrid" else rollout.standalone_gpu_memory_utilization
+        own = {"memory_share": share, "tensor_parallel_size": tensor_parallel_size(self.config, self.device)}
+        return config.model_copy(update={"vllm": config.vllm.model_copy(update=own)})
+
+    def check_engine(self) -> None:
+        """Raises ConfigError for a replica that is to generate with what is not here. Loads nothing."""
+        if self.service == REPLICA and self.config.rollout.engine == "vllm":
+            usable_vllm([self.device])
 
     def make_engine(self) -> Engine:
         """The engine of this replica, not started."""
-        config = engine_config(self.config, self.plan)
+        config = self.engine_settings()
         if config.kind == "scripted":
-            return self._scripted_engine()
+            return self._scripted_engine(config)
         if config.kind == "vllm":
             return self._vllm_engine(config)
         from services.engines.embedded import EmbeddedEngine
@@ -143,13 +158,11 @@ class ServiceContext:
     def _vllm_engine(self, config: EngineConfig) -> Engine:
         from services.engines.vllm import VllmEngine
 
-        rollout = self.config.rollout
-        share = rollout.gpu_memory_utilization if self.role == "hybrid" else rollout.standalone_gpu_memory_utilization
-        settings = config.model_copy(update={"vllm": config.vllm.model_copy(update={"memory_share": share})})
-        return VllmEngine(settings, self.model_folder, self.device or "cpu")
+        return VllmEngine(config, self.model_folder, self.device or "cpu")
 
-    def _scripted_engine(self) -> Engine:
-        from services.engines.scripted import Script, ScriptedEngine, varying_length
+    def _scripted_engine(self, config: EngineConfig) -> Engine:
+        from services.engines.script import Script, varying_length
+        from services.engines.scripted import ScriptedEngine
 
         scripted = self.config.scripted
         script = Script(
@@ -157,7 +170,7 @@ class ServiceContext:
             scripted.tokens_per_second,
             seconds={"start": scripted.start_s, "wake": scripted.wake_s, "sleep": scripted.sleep_s},
         )
-        return ScriptedEngine(engine_config(self.config, self.plan), script)
+        return ScriptedEngine(config, script)
 
 
 def end_at_once() -> None:

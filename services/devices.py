@@ -1,10 +1,14 @@
 """Which service is on which device. On a GPU machine a device is a GPU (`cuda:0`), on a CPU machine it is a set of cores (`0,1`).
 
 2 cores, one standalone and one hybrid replica:   core 0: s0        core 1: trainer, h0        both: everybody else
+4 GPUs, one hybrid and three standalone ones:     cuda:0: trainer, h0        cuda:1: s0        cuda:2: s1        cuda:3: s2
+
+GPUs are numbered as this process sees them: with CUDA_VISIBLE_DEVICES, cuda:0 is the first of those.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +16,12 @@ from pathlib import Path
 
 from bus.errors import ConfigError
 from services.config import RunConfig
+from services.data.model_folder import attention_heads
 
 CUDA = "cuda:"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+TENSOR_PARALLEL, PIPELINE_PARALLEL = PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Settings of vLLM: how many parts each layer, and the layers, are in; one GPU has one part."""
 REPLICA = "replica:"
 DECIDERS = ("rollouter", "controller", "policy", "archiver")
 """Services that need no device, only some time of any core."""
@@ -28,9 +36,22 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The cores this process may use, and the GPUs (NVIDIA's) of this machine."""
+    """The cores and the GPUs (NVIDIA's) that this process may use."""
     gpus = Path("/proc/driver/nvidia/gpus")
-    return Machine(tuple(sorted(os.sched_getaffinity(0))), len(list(gpus.iterdir())) if gpus.is_dir() else 0)
+    there = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    visible = visible_gpus()
+    return Machine(tuple(sorted(os.sched_getaffinity(0))), there if visible is None else min(there, len(visible)))
+
+
+def visible_gpus() -> tuple[str, ...] | None:
+    """What CUDA_VISIBLE_DEVICES names, numbers or UUIDs; None: it is not set, and all are visible."""
+    named = os.environ.get(VISIBLE)
+    return None if named is None else tuple(part.strip() for part in named.split(",") if part.strip() not in ("", "-1"))
+
+
+def gpus_of(device: str) -> tuple[int, ...]:
+    """The numbers of the GPUs of a device, none for one of cores."""
+    return tuple(int(part.removeprefix(CUDA)) for part in device.split(",")) if is_cuda(device) else ()
 
 
 def is_cuda(device: str) -> bool:
@@ -85,15 +106,20 @@ def _share_out(names: Sequence[str], cores: Sequence[int]) -> dict[str, list[int
 
 
 def _gpus(config: RunConfig, machine: Machine) -> dict[str, str]:
-    """GPU 0 is the trainer's, which hybrid replicas share; each standalone replica has one of its own."""
-    needed = 1 + config.replicas.standalone
+    """GPU 0 is the trainer's, which hybrid replicas share; each standalone replica has others of its own."""
+    each = gpus_wanted(config)
+    needed = 1 + each * config.replicas.standalone
     if needed > machine.gpus:
+        apiece = f" of {each} GPUs each" if each > 1 else ""
         raise ConfigError(
-            f"actor.device is cuda with {config.replicas.standalone} standalone replicas: that takes {needed} GPUs, this machine has "
-            f"{machine.gpus}; lower replicas.standalone, or name the devices under `devices`"
+            f"actor.device is cuda with {config.replicas.standalone} standalone replicas{apiece}: that takes {needed} GPUs, this machine "
+            f"has {machine.gpus}; lower replicas.standalone, or name the devices under `devices`"
         )
     home = {REPLICA + name: f"{CUDA}0" for name in config.replicas.hybrid_names}
-    others = {REPLICA + name: f"{CUDA}{number}" for number, name in enumerate(config.replicas.standalone_names, 1)}
+    others = {
+        REPLICA + name: ",".join(f"{CUDA}{gpu}" for gpu in range(1 + number * each, 1 + (number + 1) * each))
+        for number, name in enumerate(config.replicas.standalone_names)
+    }
     return {"trainer": f"{CUDA}0"} | home | others
 
 
@@ -108,6 +134,56 @@ def _check_there(devices: Mapping[str, str], machine: Machine) -> None:
             there = f"the cores {', '.join(map(str, machine.cores))}"
         if missing:
             raise ConfigError(f"devices.{service} is {device}: {', '.join(missing)} is not there, this machine has {there}")
+
+
+def gpus_wanted(config: RunConfig) -> int:
+    """GPUs that the engine's settings ask for in each replica; 1 if they leave it to the devices."""
+    if config.rollout.engine != "vllm":
+        return 1
+    sizes = (config.rollout.engine_kwargs.get(name) for name in PARALLEL)
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+
+
+def check_parallel(config: RunConfig, devices: Mapping[str, str]) -> None:
+    """Raises ConfigError for a replica with another number of GPUs than its engine would use."""
+    kwargs = config.rollout.engine_kwargs
+    for service, device in devices.items():
+        gpus = gpus_of(device) if service.startswith(REPLICA) else ()
+        if len(set(gpus)) < len(gpus):
+            raise ConfigError(f"devices.{service} is {device}: it names a GPU twice")
+        if len(gpus) > 1 and config.rollout.engine != "vllm":
+            raise ConfigError(
+                f"devices.{service} is {device}, {len(gpus)} GPUs: the {config.rollout.engine} engine runs on one; rollout.engine vllm "
+                "shares a model out over several"
+            )
+        wanted = gpus_wanted(config)
+        if gpus and TENSOR_PARALLEL in kwargs and wanted != len(gpus):
+            raise ConfigError(
+                f"devices.{service} is {device}, {_count(len(gpus), 'GPU')}, and rollout.engine_kwargs asks for {wanted} "
+                f"({', '.join(f'{name} {kwargs[name]}' for name in PARALLEL if name in kwargs)}): name as many devices, or leave "
+                "tensor_parallel_size out, which then follows from them"
+            )
+        if gpus and len(gpus) % wanted:
+            raise ConfigError(
+                f"devices.{service} is {device}, {_count(len(gpus), 'GPU')}, and rollout.engine_kwargs.{PIPELINE_PARALLEL} is {wanted}: "
+                "the number of GPUs must be a multiple of it"
+            )
+        parts, heads = tensor_parallel_size(config, device) if gpus else 1, attention_heads(Path(config.model.path))
+        if heads is not None and heads % parts:
+            raise ConfigError(
+                f"devices.{service} is {device}: the model's {heads} attention heads cannot be shared out over {parts} GPUs evenly; "
+                "name fewer or more, or set rollout.engine_kwargs.pipeline_parallel_size"
+            )
+
+
+def tensor_parallel_size(config: RunConfig, device: str) -> int:
+    """Processes that share the model of a replica on this device."""
+    given = config.rollout.engine_kwargs.get(TENSOR_PARALLEL)
+    return given if isinstance(given, int) else max(1, len(gpus_of(device)) // gpus_wanted(config))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def check_memory(config: RunConfig, devices: Mapping[str, str]) -> None:

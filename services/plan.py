@@ -11,21 +11,27 @@ from collections.abc import Mapping
 
 from bus.errors import ConfigError
 from bus.events import RunPlanned
-from bus.settings import keeps_version_lag
+from bus.settings import can_keep_answers, keeps_version_lag
 from policies.registry import nearest
-from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RunConfig
+from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RolloutConfig, RunConfig
 from services.config_file import make_config
 from services.data.planning import DataPlan, plan_data, with_absolute_paths
-from services.devices import Machine, assign_devices, check_memory, is_cuda, this_machine
+from services.devices import Machine, assign_devices, check_memory, check_parallel, is_cuda, this_machine
+from services.engine_defaults import check_heads
 from services.engines.config import EngineConfig, VllmConfig
 from services.learner.config import LearnerConfig
 from services.learner.environment import environment
 from services.monitor.trackers import check_trackers
 from services.policy.making import make_policy
 from services.policy.source import read_source
+from services.precision import engine_environment, expected_difference
+from services.transfer.choice import check_transport
+from services.weight_settings import wire_dtype
 
 OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len", "vllm", "memory_share", "kwargs")
 """Settings of the engine that are worked out here or in the replica."""
+OF_EMBEDDED_ENGINE = ("admit_requests", "admit_wait_steps")
+"""Settings that mean nothing to vLLM."""
 
 
 def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: DataPlan | None = None) -> RunPlanned:
@@ -44,6 +50,7 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
     assert timing.total_steps is not None
     assert timing.on_redo_diverged != "auto"
     assert isinstance(config.devices, dict)
+    check_transport(config.weights.transport, rollout.engine, config.devices)
     plan = RunPlanned(
         run=run,
         seed=config.data.seed,
@@ -53,6 +60,7 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
         staleness_threshold=timing.staleness_threshold,
         max_version_lag=timing.max_version_lag,
         on_version_lag=timing.on_version_lag,
+        max_logprob_diff=timing.max_logprob_diff or 0.0,
         rollout_n=rollout.n,
         num_prompts=_num_prompts(config, data),
         num_validation=data.num_validation,
@@ -63,6 +71,7 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
         max_prompt_length=rollout.max_prompt_length,
         max_response_length=rollout.max_response_length,
         partial_rollout=rollout.partial_rollout,
+        weight_update_mode=rollout.weight_update_mode,
         enable_rebalance=timing.enable_rebalance,
         use_dynamic_resource_scheduling=timing.use_dynamic_resource_scheduling,
         standalone=replicas.standalone_names,
@@ -82,7 +91,7 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
         policy_source=policy_source,
         devices=config.devices,
         config=json.dumps(config.resolved(), sort_keys=True),
-        environment=environment(config.actor) | data.environment,
+        environment=environment(config.actor) | data.environment | engine_environment(config),
     )
     check_evaluation(plan, config.evaluation.temperature)
     engine_config(config, plan)  # raises for settings that no replica could start with
@@ -92,12 +101,15 @@ def plan_run(config: RunConfig, run: str, machine: Machine | None = None, data: 
 def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
     """The configuration with every default that depends on others, or on the machine, worked out; resolving it again changes nothing."""
     devices = assign_devices(config, machine)
+    check_parallel(config, devices)
     check_memory(config, devices)
+    most = config.async_training.max_logprob_diff
     timing = config.async_training.model_copy(
         update={
             "total_steps": _total_steps(config, data),
             "total_epochs": _total_epochs(config),
             "on_redo_diverged": _on_redo_diverged(config),
+            "max_logprob_diff": expected_difference(config, wire_dtype(config)) if most is None else most,
         }
     )
     lengths = _lengths(config, data)
@@ -112,6 +124,7 @@ def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
             "actor": _actor(config, threads, lengths["max_response_length"]),
             "async_training": timing,
             "devices": devices,
+            "weights": config.weights.model_copy(update={"dtype": wire_dtype(config)}),
         }
     )
 
@@ -128,6 +141,8 @@ def engine_config(config: RunConfig, plan: RunPlanned) -> EngineConfig:
     for name in kwargs:
         if name in OWN_ENGINE_SETTINGS:
             raise ConfigError(f"rollout.engine_kwargs.{name} is worked out from other settings of rollout: leave it out")
+        if config.rollout.engine == "vllm" and name in OF_EMBEDDED_ENGINE:
+            raise ConfigError(f"rollout.engine_kwargs.{name} is of the embedded engine: vLLM admits requests at every token; leave it out")
         if config.rollout.engine == "vllm" and name not in EngineConfig.model_fields:
             vllm[name] = kwargs[name]
         elif name not in EngineConfig.model_fields:
@@ -140,9 +155,15 @@ def engine_config(config: RunConfig, plan: RunPlanned) -> EngineConfig:
         "vllm": _vllm_settings(vllm),
     }
     try:
-        return EngineConfig.model_validate({name: value for name, value in kwargs.items() if name not in vllm} | own)
+        engine = EngineConfig.model_validate({name: value for name, value in kwargs.items() if name not in vllm} | own)
     except ValueError as error:
         raise ConfigError(f"rollout.engine_kwargs: {error}") from error
+    if plan.weight_update_mode == "keep" and engine.vllm.prefix_cache == "reset":
+        raise ConfigError(
+            "rollout.engine_kwargs.prefix_cache is reset and rollout.weight_update_mode is keep: what answers in flight have cached "
+            "cannot be reset under them; leave prefix_cache out, or set it to salt or off"
+        )
+    return engine
 
 
 def _vllm_settings(given: Mapping[str, object]) -> dict[str, object]:
@@ -164,10 +185,13 @@ def _check(config: RunConfig) -> None:
     if endless and timing.total_steps is None:
         raise ConfigError("neither async_training.total_steps nor async_training.num_prompts is set: the run would have no end")
     check_version_lag(timing)
+    check_update_mode(config.rollout)
     if config.model.path == SCRIPTED and config.rollout.engine != SCRIPTED:
         raise ConfigError(
             f"model.path is {SCRIPTED} and rollout.engine is {config.rollout.engine}: without a model the engine must be scripted, too"
         )
+    if config.rollout.engine == "vllm" and config.model.path == BUILTIN and config.actor.device == "cpu":
+        check_heads(config.model.shape.hidden_size, config.model.shape.num_heads)
     scripted = config.scripted
     if scripted.shortest_answer > scripted.longest_answer:
         raise ConfigError(
@@ -184,6 +208,15 @@ def check_version_lag(timing: AsyncTrainingConfig) -> None:
             f"async_training.max_version_lag is {lag} and staleness_threshold is {threshold}: more samples may be outstanding than "
             f"{lag + 1} cycles can train, so waiting would not keep the limit; set max_version_lag to {math.ceil(threshold)}, "
             f"staleness_threshold to {lag}, or on_version_lag to drop"
+        )
+
+
+def check_update_mode(rollout: RolloutConfig) -> None:
+    """Raises ConfigError for answers that are to go on with other weights, and never to hold tokens of several."""
+    if not can_keep_answers(rollout.weight_update_mode, rollout.partial_rollout):
+        raise ConfigError(
+            "rollout.weight_update_mode is keep and rollout.partial_rollout is false: answers would go on with other weights, "
+            "and are to start over rather than hold tokens of several versions; set weight_update_mode to abort, or partial_rollout to true"
         )
 
 

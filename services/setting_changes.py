@@ -19,7 +19,7 @@ from services.config import RunConfig
 from services.config_file import all_settings, make_config, parse_value
 from services.live_settings import LIVE, key_of, reason_against
 from services.local_settings import with_local_settings
-from services.plan import check_evaluation, check_version_lag, config_of
+from services.plan import check_evaluation, check_update_mode, check_version_lag, config_of
 
 KINDS = tuple(event.kind for event in (RunPlanned, SettingChanged, PolicyAttached, RunEnded))
 """All that `SettingsNow` looks at."""
@@ -89,6 +89,7 @@ class SettingsNow:
         wanted = _wanted(assignments)
         after = with_values(config, wanted, f"run {plan.run}")
         check_version_lag(after.async_training)
+        check_update_mode(after.rollout)
         changes = [Change(key, value_of(config, key), value_of(after, key)) for key in wanted]
         if value_of(after, "async_training.on_redo_diverged") == "auto":
             raise ConfigError("async_training.on_redo_diverged is auto: on a live run say stop or republish")

@@ -19,7 +19,7 @@ class Deadlines(Frozen):
     """How long things may take, in seconds. `act`: the controller kills or ends; `report`: it only says so."""
 
     start_s: float = Field(default=300.0, gt=0)
-    """act: a replica has its engine up, counted from its start, else it is killed; the run opens with those that have."""
+    """act: a replica has its engine up, counted from its start, else it is killed; the run opens with those that have. With vLLM 900."""
     verdict_s: float = Field(default=5.0, gt=0)
     """act: the policy answers a boundary, else the trainer trains on."""
     wake_s: float = Field(default=120.0, gt=0)
@@ -61,6 +61,9 @@ class RunPlanned(Event):
     """Most versions between the oldest weights in a sample and those that it trains; None: as many as the staleness limit allows."""
     on_version_lag: Literal["drop", "wait"] = "drop"
     """A sample that is over it is dropped as `stale`, and another takes its place; or steps wait for samples that would get over it."""
+    max_logprob_diff: float = Field(default=0.0, ge=0, le=1000)
+    """Log-probabilities that replicas and trainer have of the same tokens by the same weights may differ by so much on average before it
+    is said; 0: it is never said."""
     rollout_n: int = Field(ge=1, le=65_536)
     """Answers of one sample."""
     num_prompts: int | None = Field(default=None, ge=1)
@@ -78,6 +81,9 @@ class RunPlanned(Event):
     max_prompt_length: int = Field(ge=1)
     max_response_length: int = Field(ge=1)
     partial_rollout: bool = True
+    weight_update_mode: Literal["abort", "keep"] = "abort"
+    """What becomes of answers in flight on a standalone replica that takes new weights: they end as aborted and go on later, maybe
+    elsewhere; or they are frozen meanwhile and go on with the new weights."""
     enable_rebalance: bool = True
     use_dynamic_resource_scheduling: bool = True
     standalone: tuple[str, ...] = ()

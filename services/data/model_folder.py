@@ -53,6 +53,28 @@ def read_model_folder(path: Path) -> ModelFolder:
     )
 
 
+def attention_heads(path: Path) -> int | None:
+    """Of each layer; None where the folder does not say, or cannot be read."""
+    try:
+        config = read_json(path / CONFIG)
+    except ConfigError:
+        return None
+    text = config.get("text_config")
+    return _number((text if isinstance(text, Mapping) else config).get("num_attention_heads"))
+
+
+def model_dtype(path: Path) -> str:
+    """What the folder says that the model's weights are in; float32 where it says nothing, or cannot be read."""
+    try:
+        config = read_json(path / CONFIG)
+    except ConfigError:
+        return "float32"
+    text = config.get("text_config")
+    parts = (config, text) if isinstance(text, Mapping) else (config,)
+    said = [part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)]
+    return str(said[0]).removeprefix("torch.") if said else "float32"
+
+
 def tokenizer_digest(path: Path) -> str:
     """Digest over the files that tokens and chat templates depend on."""
     total = hashlib.sha256()

@@ -44,6 +44,10 @@ class AnchorWeights:
         """The weights after `step` are those of the cycle that begins."""
         self._cycle_step, self._cycle_start = step, {}
 
+    def begins_cycle(self, step: int) -> bool:
+        """The weights after `step` are those that the cycle began with."""
+        return step == self._cycle_step
+
     def cycle_start(self, step: int) -> Weights | None:
         """The weights that the cycle began with; None when those after `step` are them."""
         assert step == self._cycle_step or self._cycle_start or not self._keeps_cycle

@@ -7,8 +7,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from bus.errors import ConfigError
 from bus.events import RunPlanned, Value
-from services.devices import CUDA, cores_of, is_cuda
+from services.devices import VISIBLE, cores_of, gpus_of, visible_gpus
 from services.learner.config import LearnerConfig
 
 MICRO_BATCH_RULE = "tokens-1"
@@ -19,9 +20,20 @@ _FLAGS = ("avx2", "avx512f", "amx_tile")
 
 
 def set_threads(device: str) -> None:
-    """What libraries read when they are loaded: how many threads to have, which GPUs there are. `device`: that of the service."""
-    if is_cuda(device):
-        os.environ["CUDA_VISIBLE_DEVICES"] = device.replace(CUDA, "")
+    """What libraries read when they are loaded: how many threads to have, which GPUs there are. `device`: that of the service.
+
+    Once a process: from then on it sees these GPUs alone, and the first of them is its `cuda:0`. What it starts inherits it.
+    Raises ConfigError for GPUs that it does not see.
+    """
+    if gpus := gpus_of(device):
+        visible = visible_gpus()
+        if visible is not None and max(gpus) >= len(visible):
+            raise ConfigError(
+                f"{device} was planned and {VISIBLE} names {len(visible)} GPUs ({', '.join(visible)}): let it name as many as when the run "
+                "was planned, or leave it unset"
+            )
+        os.environ[VISIBLE] = ",".join(str(gpu) if visible is None else visible[gpu] for gpu in gpus)
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the fastest first is another order in each process that sees others
     else:
         os.environ.update(dict.fromkeys(THREADS, str(max(1, len(cores_of(device))))))
 

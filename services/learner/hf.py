@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
 from bus.errors import CheckpointError, ConfigError, LearnerError
+from services.agreement import Publishing
 from services.learner.advantages import estimate_advantages
 from services.learner.aggregation import token_shares
 from services.learner.anchors import AnchorWeights, Weights
@@ -24,6 +25,7 @@ from services.learner.causal_lm import answer_logits, choose_layout, load_model,
 from services.learner.checkpoint import MODEL, State, read_checkpoint, write_checkpoint
 from services.learner.config import LearnerConfig
 from services.learner.importance import importance_weights
+from services.learner.mismatch import Sampled, tally_mismatch
 from services.learner.moments import OPTIMIZER, moments_saved, moments_to_save, move_moments
 from services.learner.objective import Anchors, pass_loss
 from services.learner.overlong import overlong_metrics, shaped_rewards
@@ -45,14 +47,15 @@ class HfLearner:
     """A `Learner`. Sets process-wide what bits depend on: torch's number of threads and its use of deterministic algorithms.
 
     `total_steps` is the run's plan, for the learning-rate schedule. One that starts while its devices are lent begins `offloaded`, without
-    touching them. Raises ConfigError for a model folder that cannot be used.
+    touching them; `publishing` (else: each step) is only for measures. Raises ConfigError for a model folder that cannot be used.
     """
 
-    def __init__(self, config: LearnerConfig, total_steps: int, *, offloaded: bool = False) -> None:
+    def __init__(self, config: LearnerConfig, total_steps: int, *, publishing: Publishing | None = None, offloaded: bool = False) -> None:
         _check_lengths(config)
         make_reproducible(config)
         self._config = config
         self._total_steps = total_steps
+        self._publishing = publishing or Publishing()
         self._step = 0
         self._offloaded = offloaded
         self._model = load_model(config, "cpu" if offloaded else config.device)
@@ -189,8 +192,19 @@ class HfLearner:
                 weights = importance_weights(self._config, old, tensors.rollout_logprobs, tensors.lengths)
                 anchors.append(Anchors(old, weights, reference))
             torch.autograd.backward(pass_loss(self._config, tensors, logprobs, entropy, anchors[number], tally))
-            tally.add_difference("rollout/logprob_diff", logprobs.detach(), tensors.rollout_logprobs)
+            self._tally_mismatch(tally, tensors, logprobs.detach(), anchors[number])
         return tally
+
+    def _tally_mismatch(self, tally: Tally, tensors: Pass, ours: torch.Tensor, anchors: Anchors) -> None:
+        sampled = Sampled(tensors.rollout_logprobs, tensors.versions, tensors.lengths)
+        version, keeps = self._publishing.version(self._step), self._publishing.keeps_caches
+        tally_mismatch(tally, sampled, ours, self._of_version(ours, anchors), version, keeps_caches=keeps)
+
+    def _of_version(self, current: torch.Tensor, anchors: Anchors) -> torch.Tensor | None:
+        """Log-probabilities of the weights that the cycle began with, None when these are gone. (Only a step's first update is asked.)"""
+        if self._anchors.begins_cycle(self._step):
+            return current
+        return anchors.old_logprobs if self._config.old_logprobs == "recompute" else None
 
     def _anchor_logprobs(self, tensors: Pass) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Log-probabilities of π_old, None when it is the current policy, and of the reference model, None without one."""

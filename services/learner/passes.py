@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from services.samples import SampleGroup
+from services.samples import SampleGroup, VersionSpan
 
 Layout = Literal["padded", "packed"]
 
@@ -37,6 +37,8 @@ class ScoredAnswer:
     advantage: float
     share: float
     """What the loss of each of its tokens is multiplied by."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Which weights its tokens are from; of none, they count as of no known version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Pass:
     rollout_logprobs: torch.Tensor
     advantages: torch.Tensor
     shares: torch.Tensor
+    versions: torch.Tensor
+    """Of the weights that each answer token was sampled with; -1: not known."""
     lengths: tuple[int, ...]
 
     def to(self, device: torch.device) -> Pass:
@@ -91,6 +95,7 @@ class Pass:
             rollout_logprobs=self.rollout_logprobs.to(device),
             advantages=self.advantages.to(device),
             shares=self.shares.to(device),
+            versions=self.versions.to(device),
         )
 
 
@@ -99,7 +104,7 @@ def score(
 ) -> list[ScoredAnswer]:
     """Answers of the groups `indices` of the batch, without empty ones: they have nothing to train on."""
     return [
-        ScoredAnswer(index, batch[index].prompt_tokens, answer.tokens, answer.logprobs, advantage, share)
+        ScoredAnswer(index, batch[index].prompt_tokens, answer.tokens, answer.logprobs, advantage, share, answer.spans)
         for index in indices
         for answer, advantage, share in zip(batch[index].answers, advantages[index], shares[index], strict=True)
         if answer.tokens
@@ -188,4 +193,11 @@ def _targets(answers: Sequence[ScoredAnswer]) -> dict[str, torch.Tensor]:
         "rollout_logprobs": torch.tensor([value for answer in answers for value in answer.logprobs], dtype=torch.float32),
         "advantages": torch.tensor([answer.advantage for answer in answers for _ in answer.tokens], dtype=torch.float32),
         "shares": torch.tensor([answer.share for answer in answers for _ in answer.tokens], dtype=torch.float32),
+        "versions": torch.tensor([version for answer in answers for version in _versions(answer)]),
     }
+
+
+def _versions(answer: ScoredAnswer) -> list[int]:
+    """One a token."""
+    known = [span.version for span in answer.spans for _ in range(span.num_tokens)]
+    return known or [-1] * len(answer.tokens)

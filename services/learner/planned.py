@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bus.events import RunPlanned
+from services.agreement import Publishing
 from services.config import SCRIPTED
 from services.learner.config import LearnerConfig
 from services.learner.protocol import Learner
@@ -24,7 +25,8 @@ def planned_learner(plan: RunPlanned, settings: LearnerConfig | None = None, mod
     from services.learner.hf import HfLearner
 
     chosen = settings or config.actor
-    return HfLearner(chosen if model is None else chosen.model_copy(update={"model": str(model)}), plan.total_steps)
+    chosen = chosen if model is None else chosen.model_copy(update={"model": str(model)})
+    return HfLearner(chosen, plan.total_steps, publishing=Publishing.of(plan))
 
 
 def planned_settings(plan: RunPlanned) -> LearnerConfig | None:

@@ -26,6 +26,8 @@ FIXED_LINES = 9
 """Title, five gauges, head of the replicas, two empty lines."""
 MOST_SHADOWS = 4
 """Lines for policies that watch; of more, those that came first."""
+MOST_AWAITED = 4
+"""Replicas that are named while they start; more are counted."""
 NUMBERS = ("in flight", "version", "answers")
 """Columns of the replicas."""
 STYLES = {
@@ -46,6 +48,8 @@ class Board:
     """Since boundary 0 was opened."""
     held_s: float | None
     """Since the devices have the holder that they have."""
+    starting_s: float | None = None
+    """Since the plan was made, before boundary 0 is opened."""
 
     def draw(self, width: int, height: int) -> RenderableType:
         """One frame."""
@@ -88,7 +92,7 @@ class Board:
 
     def _title(self, plan: RunPlanned) -> Text:
         ended = self.summary.ended
-        state = f"ended: {ended.reason}" if ended is not None else "starting" if self.running_s is None else "running"
+        state = f"ended: {ended.reason}" if ended is not None else self._starting() if self.running_s is None else "running"
         since = "" if self.running_s is None else f" {clock_text(self.running_s)}"
         text = Text(no_wrap=True, overflow="ellipsis")
         return (
@@ -96,6 +100,13 @@ class Board:
             .append(f"  {state}{since}", "bold green" if ended is None else "bold")
             .append(f"  policy {self._policy(plan)}  version {max(0, self.summary.books.version)}", "dim")
         )
+
+    def _starting(self) -> str:
+        """Nothing else is to be seen while engines start, which takes minutes with some."""
+        since = "" if self.starting_s is None else f" {clock_text(self.starting_s)}"
+        waiting = [name for name, doing in self.summary.replicas.doing().items() if doing == "starting"]
+        shown = ", ".join(waiting) if len(waiting) <= MOST_AWAITED else f"{len(waiting)} replicas"
+        return f"starting{since}{shown and f', waiting for {shown}'}"
 
     def _policy(self, plan: RunPlanned) -> str:
         active = self.summary.policies.active

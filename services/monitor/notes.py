@@ -15,6 +15,7 @@ from bus.events import (
     PromptsExhausted,
     RebalanceRequested,
     RedoDiverged,
+    ReplicaAdded,
     ReplicaFailed,
     ReplicaLost,
     RolloutPaused,
@@ -24,6 +25,7 @@ from bus.events import (
     ServiceStarted,
     SettingChanged,
     Stalled,
+    StepDone,
     StopRequested,
     SwitchDone,
     SwitchRejected,
@@ -33,6 +35,9 @@ from services.monitor.policy_history import Chosen
 from services.monitor.summary import Summary
 from services.monitor.swings import SwingCost
 from services.policy.core import SOURCE, label_of
+
+SLOW_START_S = 5.0
+"""An engine that took longer to start is worth a line."""
 
 
 def note_of(entry: Entry, opened: bool) -> str | None:
@@ -55,6 +60,12 @@ def swing_note(entry: Entry, summary: Summary) -> str | None:
             return f"a request to swing was rejected: {event.reason}"
         case _:
             return None
+
+
+def agreement_note(entry: Entry, summary: Summary) -> str | None:
+    """The line for a step, which `summary` has seen already, in which trainer and replicas disagreed."""
+    found = summary.agreement.disagreements
+    return str(found[-1]) if isinstance(entry.event, StepDone) and found and found[-1].step == entry.event.step else None
 
 
 def _cost(swing: SwingCost) -> str:
@@ -93,6 +104,8 @@ def _about_trouble(entry: Entry) -> str | None:
 
 def _about_run(entry: Entry) -> str | None:
     match entry.event:
+        case ReplicaAdded() as event if event.seconds >= SLOW_START_S:
+            return f"replica {event.replica} is up: its engine took {event.seconds:.0f} s to start"
         case ServiceStarted() if entry.epoch > 1:
             return f"{entry.source} started anew, epoch {entry.epoch}"
         case EvalDone() as event:

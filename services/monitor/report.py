@@ -51,6 +51,8 @@ def _numbers(summary: Mapping[str, object], verified: Verified | None) -> Table:
     if evaluations:
         table.add_row("evaluation", _evaluations(evaluations))
     table.add_row("samples", f"{summary['samples_trained']} trained, {_dropped(summary)}; {_staleness(summary)}")
+    table.add_row("logprob", _agreement(summary))
+    table.add_row("weights", syncs_text(cast("Mapping[str, object]", summary["weight_syncs"])))
     table.add_row("tokens", _tokens(summary))
     table.add_row("waits", f"{_seconds(summary['wait_seconds'])} in all, {_seconds(summary['wait_seconds_per_step'])} a step")
     table.add_row("swings", _swing_totals(summary))
@@ -60,6 +62,30 @@ def _numbers(summary: Mapping[str, object], verified: Verified | None) -> Table:
     if verified is not None:
         table.add_row("verify", Text(verified.words, "green" if verified.passed else "bold red"))
     return table
+
+
+def _agreement(summary: Mapping[str, object]) -> str | Text:
+    """Of replicas and trainer on the log-probabilities of the same tokens by the same weights."""
+    mean, limit = summary["logprob_diff_same_version"], summary["max_logprob_diff"]
+    if not isinstance(mean, float):
+        return "not measured"
+    found = cast("Sequence[Mapping[str, object]]", summary["disagreements"])
+    apart = f"{mean:.2g}" if mean else "less than 0.000001"  # a summary has six digits
+    words = f"replicas and trainer {apart} apart on average, with the same weights ({summary['logprob_diff_measured_steps']} steps)"
+    if not found:
+        return words
+    return Text(f"{words}; over {limit:g} with {len(found)} versions, first in step {found[0]['step']}", "yellow")
+
+
+def syncs_text(syncs: Mapping[str, object]) -> str:
+    """How weights came to the replicas."""
+    ways = cast("Mapping[str, Mapping[str, int]]", syncs["by_transport"])
+    if not ways:
+        return "how replicas got them is not known"
+    told = ", ".join(f"{way['count']} by {name}" for name, way in ways.items())
+    fetched, full = cast("int", syncs["num_bytes"]), cast("int", syncs["full_bytes"])
+    ratio = f", {_percent(fetched / full)} of {_bytes(full)} in all" if full else ""
+    return f"{told}: {_bytes(fetched)} read{ratio}"
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, object]]) -> str:
@@ -173,6 +199,10 @@ def _seconds(value: object) -> str:
 
 def _percent(value: object) -> str:
     return f"{100 * value:.1f} %" if isinstance(value, int | float) else "unknown"
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB" if number >= 1e5 else f"{number:,} B"
 
 
 def _plain(value: object) -> str:

@@ -17,8 +17,19 @@ from math import fsum, isfinite
 
 from bus.books import Books
 from bus.entry import Entry
-from bus.events import BoundaryOpened, DeadlineMissed, EvalDone, GenerationFinished, RunEnded, RunPlanned, ServiceLost, ServiceStarted
+from bus.events import (
+    BoundaryOpened,
+    DeadlineMissed,
+    EvalDone,
+    GenerationFinished,
+    RunEnded,
+    RunPlanned,
+    ServiceLost,
+    ServiceStarted,
+    StepDone,
+)
 from bus.requests import ANSWERING, Requests
+from services.agreement import Agreement
 from services.monitor.device_times import DeviceTimes, Group, Totals, share
 from services.monitor.policy_history import PolicyHistory
 from services.monitor.policy_numbers import policy_numbers
@@ -26,6 +37,7 @@ from services.monitor.replicas import ReplicaStates
 from services.monitor.run_clock import NANOSECONDS, RunClock
 from services.monitor.shadows import ShadowComparisons
 from services.monitor.swings import SwingCost, SwingCosts
+from services.monitor.syncs import WeightSyncs
 from services.monitor.training import Distribution, Training, mean, quarter
 
 Number = int | float | None
@@ -39,7 +51,9 @@ class Summary:
         self.books = Books()
         self.requests = Requests()
         self.training = Training()
+        self.agreement = Agreement()
         self.swings = SwingCosts()
+        self.syncs = WeightSyncs()
         self.policies = PolicyHistory()
         self.shadows = ShadowComparisons()
         self.replicas = ReplicaStates(self.requests)
@@ -89,6 +103,7 @@ class Summary:
         self.swings.apply(entry, outcomes, self.books.steps_done, len(self.books.ready))
         self.devices.apply(entry, now, self.swings.holder)
         self.training.apply(event, len(self.books.ready))
+        self.syncs.apply(event)
         if type(event) not in ANSWERING:
             self.policies.apply(entry, self.shadows.next_boundary)
             self.shadows.apply(entry, self.books, self.policies)
@@ -104,6 +119,8 @@ class Summary:
                 self.replicas.count_answer(event.replica)
             case ServiceStarted() if entry.source == "controller":
                 self.controller_starts += 1
+            case StepDone() as event if self.training.newest is event and self.books.plan is not None:
+                self.agreement.apply(event, self.books.plan.max_logprob_diff)
             case ServiceLost():
                 self.services_lost += 1
             case DeadlineMissed():
@@ -163,7 +180,20 @@ class Summary:
             "ready_samples": _distribution(Distribution.of(training.ready)),
             "staleness": _distribution(training.staleness_of_trained()),
             "logprob_diff": {name: _distribution(Distribution.of(values)) for name, values in training.logprob_diff.items()},
+            **self._agreement(),
             "evaluations": [{"version": done.version, "partial": done.partial, **done.metrics} for done in self.evaluations],
+        }
+
+    def _agreement(self) -> dict[str, object]:
+        """Of tokens and the very weights that sampled them."""
+        plan, found = self.books.plan, self.agreement
+        return {
+            "logprob_diff_same_version": found.mean,
+            "logprob_diff_measured_steps": len(found.means),
+            "max_logprob_diff": None if plan is None else plan.max_logprob_diff,
+            "disagreements": [
+                {"step": one.step, "version": one.version, "mean": one.mean, "limit": one.limit} for one in found.disagreements
+            ],
         }
 
     def _seconds(self) -> dict[str, object]:
@@ -183,6 +213,7 @@ class Summary:
             "device_seconds": totals.held,
             "devices": [self._device(group) for group in self.devices.groups],
             "trainer_seconds": dict(self.training.seconds),
+            "weight_syncs": self.syncs.as_dict(),
         }
 
     def _device(self, group: Group) -> dict[str, object]:

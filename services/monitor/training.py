@@ -17,10 +17,9 @@ from bus.events import (
     StepDone,
     WeightsPublished,
 )
+from services.agreement import LOGPROB_DIFF
 
 REWARD = "rollout/mean_reward"
-LOGPROB_DIFF = "rollout/logprob_diff"
-"""Beginning of the metrics that tell how far the trainer's and the rollout's log-probabilities of the same tokens are apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from bus.entry import Entry
-from bus.events import BoundaryOpened, StepDone, SwitchDone, SwitchRejected, SwitchStarted
+from bus.events import BoundaryOpened, RunPlanned, StepDone, SwitchDone, SwitchRejected, SwitchStarted
 from policies.swings import Swings
 from services.monitor.board import Board
 from services.monitor.elapsed import Elapsed, Moment, clock_text
-from services.monitor.notes import note_of, swing_note
+from services.monitor.notes import agreement_note, note_of, swing_note
 from services.monitor.summary import Summary
 
 FRAMES_PER_S = 4
@@ -41,6 +41,7 @@ class LiveView:
         self._elapsed = Elapsed(clock)
         self._swings = Swings()
         self._notes: deque[tuple[float | None, str]] = deque(maxlen=KEPT_NOTES)
+        self._planned: Moment | None = None
         self._opened: Moment | None = None
         self._held: Moment | None = None
         self._ended_s: float | None = None
@@ -75,6 +76,8 @@ class LiveView:
         self.summary.apply(entry)
         self._swings.apply(entry)
         match entry.event:
+            case RunPlanned():
+                self._planned = moment
             case BoundaryOpened() if self._opened is None:
                 self._opened = self._held = moment
             case SwitchStarted() | SwitchDone() | SwitchRejected():
@@ -83,7 +86,7 @@ class LiveView:
                 pass
         if self.summary.ended is not None and self._ended_s is None:
             self._ended_s = self._running_s() or 0.0
-        note = note_of(entry, self.summary.opened)
+        note = note_of(entry, self.summary.opened) or agreement_note(entry, self.summary)
         line = note or swing_note(entry, self.summary)
         if line is not None:
             self._notes.append((self._running_s(), line))
@@ -95,8 +98,8 @@ class LiveView:
         return None if self._opened is None else self._elapsed.since_s(self._opened)
 
     def _board(self) -> Board:
-        held = None if self._held is None else self._elapsed.since_s(self._held)
-        return Board(self.summary, self._swings.lend, self._notes, self._running_s(), held)
+        held, planned = (None if moment is None else self._elapsed.since_s(moment) for moment in (self._held, self._planned))
+        return Board(self.summary, self._swings.lend, self._notes, self._running_s(), held, planned)
 
     def _draw(self) -> RenderableType:
         width, height = self._console.size

@@ -31,6 +31,13 @@ def test_groups_of_one_are_compared_with_the_batch_by_reinforce_plus_plus() -> N
     assert advice(config(rollout={"n": 1}, actor={"adv_estimator": "reinforce_plus_plus"})) == []
 
 
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
+def test_answers_that_are_sampled_from_a_cut_distribution_are_of_another_one_than_the_trainers(cut: dict[str, object]) -> None:
+    (text,) = advice(config(rollout=cut))
+    assert "Set rollout.top_p to 1 and rollout.top_k to 0" in text
+    assert advice(config(evaluation=cut)) == []
+
+
 def test_the_learner_knows_the_longest_answer_of_the_plan() -> None:
     plan = plan_run(config(actor={"overlong_buffer_len": 2}), "r1", Machine((0, 1)))
     assert config_of(plan).actor.max_response_length == plan.max_response_length

@@ -197,6 +197,7 @@ def test_a_report_names_what_a_user_watches(tiny_model: Path) -> None:
     actor = {"loss", "pg_loss", "grad_norm", "lr", "entropy", "ppo_kl", "ratio_mean"}
     actor |= {"clip_fraction", "clip_fraction_low", "clip_fraction_high"}
     rollout = {"mean_reward", "reward_std", "mean_tokens", "logprob_diff_mean", "logprob_diff_max"}
+    rollout |= {f"logprob_diff_same_version_{name}" for name in ("mean", "max", "kl", "tokens")}
     assert set(report.metrics) == {f"actor/{name}" for name in actor} | {f"rollout/{name}" for name in rollout}
     assert set(report.seconds) == {"forward_backward", "optimizer"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from bus.entry import Entry
@@ -68,8 +70,8 @@ def abort(swing: int) -> AbortRequested:
     return AbortRequested(replica="h0", epoch=1, reason="swing", swing=swing)
 
 
-def update(version: int) -> WeightUpdateRequested:
-    return WeightUpdateRequested(replica="s0", epoch=1, version=version, revision=0, uri="", digest="")
+def update(version: int, mode: Literal["abort", "keep"] = "abort") -> WeightUpdateRequested:
+    return WeightUpdateRequested(replica="s0", epoch=1, version=version, revision=0, uri="", digest="", mode=mode)
 
 
 # --- the run's clock -------------------------------------------------------------------------------------------------------------
@@ -181,6 +183,21 @@ def test_a_standalone_replica_generates_while_it_has_requests_in_flight() -> Non
     assert device(summary, "s0") == {"generating": 4.0, "updating": 1.0, "idle": 2.0 + 2.0}
     assert summary.replicas.by_name["s0"].version == 0
     assert summary.replicas.by_name["s0"].answers == 2
+
+
+def test_answers_that_are_kept_over_an_update_generate_until_they_are_frozen_for_it() -> None:
+    """Two slots are taken for 4 s, and 1.5 s of the 2 s between the request to update and its outcome they are frozen."""
+
+    def utilization(mode: Literal["abort", "keep"]) -> float:
+        story = Story().open(10.0).replica("s0", WeightsApplied(replica="s0", version=0, revision=0, seconds=0.0))
+        story.rollouter(10.0, request(1), request(2)).rollouter(11.0, update(1, mode)).rollouter(13.0, TICK)
+        summary = folded(story.replica("s0", WeightsApplied(replica="s0", version=1, revision=0, seconds=1.5)).rollouter(14.0, TICK))
+        assert device(summary, "s0") == {"generating": 2.0, "updating": 2.0}
+        share = summary.totals().rollout_utilization
+        assert share is not None
+        return share
+
+    assert utilization("keep") == pytest.approx(utilization("abort") * 2.5 / 4)
 
 
 def test_a_hybrid_replica_is_asleep_unless_routes_are_open_to_it() -> None:

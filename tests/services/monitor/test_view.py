@@ -12,6 +12,7 @@ from bus.events import (
     DeadlineMissed,
     KillRequested,
     PolicyAttached,
+    ReplicaAdded,
     ReplicaFailed,
     RolloutPaused,
     SampleStarted,
@@ -94,6 +95,28 @@ def test_the_board_says_when_lent_devices_come_back() -> None:
 
 def test_the_board_before_the_first_entry() -> None:
     assert drawn(board_of([]), 80, 24) == ["waiting for the first entry of the log"]
+
+
+def test_a_run_that_starts_says_for_how_long_and_which_engines_it_waits_for() -> None:
+    summary = Summary()
+    story = Story(plan(standalone=("s0", "s1")))
+    for entry in story.entries:
+        summary.apply(entry)
+    assert drawn(Board(summary, None, [], None, None, 83.0), 100, 24)[0].startswith(
+        "r  starting 1:23, waiting for s0, s1, h0  policy default"
+    )
+    many = Story(plan(standalone=tuple(f"s{number}" for number in range(8))))
+    summary = Summary()
+    for entry in many.entries:
+        summary.apply(entry)
+    assert "waiting for 9 replicas" in drawn(Board(summary, None, [], None, None, 83.0), 100, 24)[0]
+
+
+def test_an_engine_that_took_long_to_start_is_worth_a_line_and_others_are_not() -> None:
+    story = Story().replica("s0", ReplicaAdded(replica="s0", role="standalone", slots=4, seconds=61.4))
+    assert note_of(story.entries[-1], opened=False) == "replica s0 is up: its engine took 61 s to start"
+    story.replica("s0", ReplicaAdded(replica="s0", role="standalone", slots=4, seconds=1.0))
+    assert note_of(story.entries[-1], opened=False) is None
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 12), (40, 5), (200, 60)])
