@@ -6,7 +6,7 @@ log id, epoch (fencing), the producer's counter (a retry returns the position of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,12 @@ class Blobs(BlobReader, Protocol):
 
     def put(self, name: str, data: bytes) -> None:
         """Stores `data`; durable before the entry that names it is appended."""
+
+    def put_many(self, payloads: Mapping[str, bytes]) -> None:
+        """The same of several, in fewer calls."""
+
+    def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Those of `names` that are there and whole. The answer is as large as all of them together."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Removes payloads whose last reader is done; unknown names are ignored."""

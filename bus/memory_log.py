@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bus import chain
@@ -199,6 +199,9 @@ class MemoryBlobs:
 
     def put(self, name: str, data: bytes) -> None:
         self._blobs[name] = data
+
+    def put_many(self, payloads: Mapping[str, bytes]) -> None:
+        self._blobs.update(payloads)
 
     def get(self, name: str) -> bytes:
         try:

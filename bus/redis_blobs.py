@@ -6,7 +6,7 @@ Durable as the log is: a server that keeps its appends in order has the payload 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from bus.blobs import DIGEST_BYTES, blob_digest
@@ -19,7 +19,9 @@ FORGET = Script.load("forget.lua")
 KEY_BYTES = 96
 """What a server needs for a key besides its name and value, about."""
 MOST_KEYS = 500
-"""Payloads removed in one call; the server answers nobody else meanwhile."""
+"""Payloads written or removed in one call; the server answers nobody else meanwhile."""
+MOST_BYTES = 8 << 20
+"""Of payloads written in one call, but for a single one that is larger."""
 
 
 class RedisBlobs:
@@ -34,8 +36,16 @@ class RedisBlobs:
         self._connection.close()
 
     def put(self, name: str, data: bytes) -> None:
-        value = bytes.fromhex(blob_digest(data)) + data
-        persist(lambda: self._connection.run(PUT, [self._keys.blob(name), self._keys.size], [value, KEY_BYTES]), self._patience_s)
+        self._put({name: data})
+
+    def put_many(self, payloads: Mapping[str, bytes]) -> None:
+        for some in _portions(payloads):
+            self._put(some)
+
+    def _put(self, payloads: Mapping[str, bytes]) -> None:
+        keys = [self._keys.size, *map(self._keys.blob, payloads)]
+        values = [bytes.fromhex(blob_digest(data)) + data for data in payloads.values()]
+        persist(lambda: self._connection.run(PUT, keys, [KEY_BYTES, *values]), self._patience_s)
 
     def get(self, name: str) -> bytes:
         value = persist(lambda: self._connection.call("GET", self._keys.blob(name)), self._patience_s)
@@ -65,6 +75,19 @@ class RedisBlobs:
 
     def _forget(self, keys: Sequence[str]) -> None:
         persist(lambda: self._connection.run(FORGET, [self._keys.size, *keys], [KEY_BYTES]), self._patience_s)
+
+
+def _portions(payloads: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    some: dict[str, bytes] = {}
+    num_bytes = 0
+    for name, data in payloads.items():
+        if some and (len(some) == MOST_KEYS or num_bytes + len(data) > MOST_BYTES):
+            yield some
+            some, num_bytes = {}, 0
+        some[name] = data
+        num_bytes += len(data)
+    if some:
+        yield some
 
 
 def _split(value: bytes) -> tuple[str, bytes]:

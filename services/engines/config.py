@@ -14,14 +14,15 @@ class VllmConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
-    """GPUs that share one replica's model."""
+    tensor_parallel_size: int | None = Field(default=None, ge=1, le=1024)
+    """GPUs (on CPUs: processes) that share one replica's model; unset: as many as its device has, on CPUs one."""
 
     memory_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the device's memory for weights and cache, on GPUs; on CPUs the cache has `kv_cache_memory_bytes` of `kwargs`."""
 
-    prefix_cache: Literal["reset", "salt", "off"] = "reset"
-    """At an update: `reset` empties the cache, and fails if it could not; `salt` makes what older weights cached unreachable instead."""
+    prefix_cache: Literal["auto", "reset", "salt", "off"] = "auto"
+    """At an update: `reset` empties the cache, and fails if it could not; `salt` makes what older weights cached unreachable for requests
+    that start later; `auto` does the second always, and the first whenever nothing is in flight."""
 
     verify_weights: bool = True
     """Whether each load is followed by checksums of all parameters: equal weights must give equal ones, others different ones."""

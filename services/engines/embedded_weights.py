@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,18 +51,22 @@ class Weights:
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copies all of them in, converting to the model's dtype. Raises EngineError before the first copy if names or shapes differ."""
-        self._check_names(weights)
-        for name, tensor in weights.items():
-            expected = self._slot_of[name].shape
-            if tensor.shape != expected:
-                raise EngineError(f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(expected)}: is this its run?")
+        self.check({name: tensor.shape for name, tensor in weights.items()})
         for slot in self._slots:
             given = [weights[name] for name in slot.names if name in weights]
             if not all(torch.equal(given[0], other) for other in given[1:]):
                 raise EngineError(f"the model ties {' and '.join(slot.names)}, but they came with different values: send one of them")
             slot.holder.data.copy_(given[0])
 
-    def _check_names(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raises EngineError if these are not the weights of this model."""
+        self._check_names(shapes)
+        for name, shape in shapes.items():
+            expected = self._slot_of[name].shape
+            if tuple(shape) != expected:
+                raise EngineError(f"weight {name} has shape {tuple(shape)}, the model's is {tuple(expected)}: is this its run?")
+
+    def _check_names(self, weights: Mapping[str, object]) -> None:
         unknown = sorted(set(weights) - set(self._slot_of))
         missing = sorted(slot.names[0] for slot in self._slots if not any(name in weights for name in slot.names))
         if unknown or missing:

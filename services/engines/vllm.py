@@ -7,40 +7,44 @@ What a swing is made of, each step checked, and each failure the end of this eng
     sleep:  pause (everything in flight has its output, device idle) ▸ sleep ▸ it says that it sleeps
     wake:   wake the weights' memory ▸ load: update session ▸ version label ▸ checksums ▸ prefix cache emptied
             ▸ open: wake the cache's memory ▸ it says that all is awake ▸ requests start
-    update: pause ▸ load ▸ open
+    update: pause, or freeze (device idle, everything in flight stays at vLLM) ▸ load ▸ open
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from bus.errors import EngineError
+from bus.errors import EngineError, TransferError
 from services.engines.config import EngineConfig
 from services.engines.docket import Docket
 from services.engines.embedded_model import vocab_size
-from services.engines.embedded_weights import Weights, tied_names
-from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
-from services.engines.vllm_arguments import engine_arguments, engine_environment
+from services.engines.gpu_driver import Look
+from services.engines.gpu_memory import MemoryGuard
+from services.engines.protocol import (
+    DirectTransfer,
+    DirectWays,
+    EngineState,
+    EngineStats,
+    GenerateOutput,
+    GenerateRequest,
+    reason_unservable,
+)
+from services.engines.vllm_arguments import engine_arguments, engine_environment, workers_of
 from services.engines.vllm_flights import Flights
+from services.engines.vllm_loading import VllmLoader
 from services.engines.vllm_server import VllmServer
-from services.learner.digests import weights_digest
 from services.transformers_lock import MAKING_A_MODEL
-from services.weights import WeightsFile
 
 T = TypeVar("T")
 
-SHM = Path("/dev/shm")
+GIVE_BACK_S = 5.0
+"""How long frozen requests may take to end when something has failed."""
 
 
 class VllmEngine:
@@ -52,6 +56,7 @@ class VllmEngine:
     def __init__(self, config: EngineConfig, model_folder: Path, device: str = "cpu", server: VllmServer | None = None) -> None:
         self._config = config
         self._model_folder = model_folder
+        self._device = device
         self._owns_server = False
         self._server = server or VllmServer(engine_arguments(config, model_folder, device), engine_environment(device))
         self._docket = Docket()
@@ -62,12 +67,9 @@ class VllmEngine:
         self._closed = False
         self._version: int | None = None
         self._tokens_before = 0
-        self._weights: Weights | None = None
-        self._tied: list[list[str]] = []
-        """The names of each weight."""
+        self._loader = VllmLoader(config.vllm, self._server, self._do, self._fail_now)
+        self._guard = MemoryGuard(config.vllm.memory_share, Look(device, lambda: self._server.pids))
         self._vocab_size = 0
-        self._verified: dict[str, str] = {}
-        """Digest of weights -> digest of the checksums they gave; of the last two."""
 
     def start(self) -> None:
         """Starts vLLM, unless a running one was given, and puts it to sleep."""
@@ -75,41 +77,52 @@ class VllmEngine:
         if self._state is not None:
             raise EngineError("the engine was started twice")
         model = _without_memory(self._model_folder)
-        self._tied = list(tied_names(model.state_dict(keep_vars=True)))
         self._vocab_size = vocab_size(model, "vLLM")
-        self._weights = Weights(model, torch.device("meta"))
-        self._weights.allocate()
+        self._loader.start(model)
         if not self._server.running:
             self._owns_server = True
             self._server.start(self._config.vllm.start_timeout_s)
         self._server.listen(self._fail)
         self._tokens_before = self._server.generated_tokens
-        self._do("sleep", self._server.sleep(), self._config.vllm.switch_timeout_s)
-        self._cache_asleep = True
-        self._set("asleep")
+        self._fall_asleep()
 
     def wake(self) -> None:
         """Takes memory for the weights; that for the cache is taken by `open`."""
         if self._started() == "paused":
             return
         self._require("wake", "asleep")
+        self._guard.waking()
         self._do("wake", self._server.wake("weights"), self._config.vllm.switch_timeout_s)
         self._set("paused")
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Has vLLM take them from their file; such as come from none are written to one in shared memory first."""
+        """Has vLLM take them from the file they are in, and checks that it has them."""
         self._started()
-        self._require("load_weights", "paused")
+        self._require("load_weights", "paused", "frozen")
         self._ready = False
-        assert self._weights is not None, "a started engine knows its model"
-        self._weights.load(weights)
-        # Of tied weights the trainer may send any; vLLM takes the first.
-        names = {tied[0]: next(name for name in tied if name in weights) for tied in self._tied}
-        with _file_of({name: weights[name] for name in names.values()}, weights) as path:
-            self._do("load_weights", self._server.update(path, names, version), self._config.vllm.update_timeout_s)
-        if self._config.vllm.verify_weights:
-            self._verify(weights)
-        if self._config.vllm.prefix_cache == "reset":
+        self._loader.load(weights, version)
+        self._has(version)
+
+    @property
+    def direct(self) -> DirectWays:
+        """On GPUs by vLLM's own engines for NCCL and CUDA IPC; on CPUs by gloo, which no configuration asks for."""
+        ways = ("nccl", "ipc") if self._device.startswith("cuda") else ("gloo",)
+        return DirectWays(ways, workers_of(self._config.vllm), self._load_direct)
+
+    def _load_direct(self, transfer: DirectTransfer, version: int) -> None:
+        self._started()
+        self._require("load_weights", "paused", "frozen")
+        was_ready, self._ready = self._ready, False
+        try:
+            self._loader.load_direct(transfer, version)
+        except TransferError:
+            self._ready = was_ready
+            raise
+        self._has(version)
+
+    def _has(self, version: int) -> None:
+        """Nothing of older weights is used any more."""
+        if self._resets:
             self._do("reset_prefix_cache", self._server.reset_prefix_cache(), self._config.vllm.switch_timeout_s)
         with self._docket.changed:
             self._version = version
@@ -119,7 +132,7 @@ class VllmEngine:
         """Takes memory for the cache, if it is not there, and admits requests once vLLM says that all is awake."""
         if self._started() == "open":
             return
-        self._require("open", "paused")
+        self._require("open", "paused", "frozen")
         if not self._ready:
             raise EngineError(
                 f"no weights were loaded completely since the last wake or failed load (the last version was {self._version}): "
@@ -127,10 +140,10 @@ class VllmEngine:
             )
         if self._cache_asleep:
             if not self._do("open", self._server.wake("kv_cache"), self._config.vllm.switch_timeout_s):
-                self._fail("vLLM was woken in full, and says that a part of its memory is still asleep")
-                self._docket.check()
+                self._fail_now("vLLM was woken in full, and says that a part of its memory is still asleep")
             self._cache_asleep = False
-        self._do("open", self._server.resume(), self._config.vllm.switch_timeout_s)
+            self._believe(self._guard.awake())
+        self._do("open", self._flights.open(), self._config.vllm.switch_timeout_s)
         self._set("open")
 
     def submit(self, request: GenerateRequest) -> None:
@@ -158,13 +171,23 @@ class VllmEngine:
         """Ends all in flight; returns when vLLM's device is idle."""
         with self._docket.changed:
             state = self._started()
-            self._require("pause", "open", "paused")
+            self._require("pause", "open", "paused", "frozen")
             self._state = "paused"
-        if state == "open":
-            clear = self._config.vllm.prefix_cache == "reset"
-            self._do("pause", self._flights.pause(clear_cache=clear), self._config.pause_timeout_s)
+        if state != "paused":
+            self._do("pause", self._flights.pause(clear_cache=self._resets), self._config.pause_timeout_s)
         self._docket.wait_until_empty(self._config.pause_timeout_s)
         self._docket.check()
+
+    def freeze(self) -> None:
+        """Stops vLLM between two tokens; returns when its device is idle."""
+        with self._docket.changed:
+            if self._started() == "frozen":
+                return
+            self._require("freeze", "open")
+            if self._config.vllm.prefix_cache == "reset":
+                raise EngineError("freeze with prefix_cache reset: what is in flight holds on to the cache; set prefix_cache to auto")
+            self._state = "frozen"
+        self._do("freeze", self._flights.freeze(), self._config.pause_timeout_s)
 
     def sleep(self) -> None:
         """Gives the memory of weights and cache back, where the device can."""
@@ -172,9 +195,8 @@ class VllmEngine:
             return
         self._require("sleep", "paused")
         self._ready = False
-        self._do("sleep", self._server.sleep(), self._config.vllm.switch_timeout_s)
-        self._cache_asleep = True
-        self._set("asleep")
+        self._guard.going_to_sleep()
+        self._fall_asleep()
 
     def stats(self) -> EngineStats:
         """A look that asks nobody."""
@@ -205,37 +227,51 @@ class VllmEngine:
             self._state = self._state and "asleep"
             self._docket.close()
 
-    def _salt(self) -> str | None:
-        return str(self._version) if self._config.vllm.prefix_cache == "salt" else None
+    def _fall_asleep(self) -> None:
+        self._do("sleep", self._server.sleep(), self._config.vllm.switch_timeout_s)
+        self._believe(self._guard.asleep())
+        self._cache_asleep = True
+        self._set("asleep")
 
-    def _verify(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Equal weights must have become equal parameters, and different ones different parameters, on every worker."""
-        checksums = self._do("verify", self._server.checksums(), self._config.vllm.update_timeout_s)
-        seen = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
-        digest = weights.digest if isinstance(weights, WeightsFile) else weights_digest(weights)
-        known = self._verified.pop(digest, seen)
-        others = {other for other, theirs in self._verified.items() if theirs == seen}
-        if not checksums or known != seen or others:
-            self._fail(
-                f"weights of digest {digest} became parameters of digest {seen}, but {known} before; "
-                f"{len(others)} other weights gave the same; {len(checksums)} parameters: vLLM has not loaded what it was given"
-            )
-            self._docket.check()
-        self._verified = dict(list(self._verified.items())[-1:]) | {digest: seen}
+    def _believe(self, complaint: str) -> None:
+        """What vLLM has said of its memory, unless the driver says otherwise."""
+        if complaint:
+            self._fail_now(complaint)
+
+    def _salt(self) -> str | None:
+        return str(self._version) if self._config.vllm.prefix_cache in ("auto", "salt") else None
+
+    @property
+    def _resets(self) -> bool:
+        """The prefix cache is emptied as long as it is like this. What is frozen holds on to its part of it."""
+        return self._config.vllm.prefix_cache in ("auto", "reset") and self._state != "frozen"
 
     def _do(self, what: str, coroutine: Coroutine[object, object, T], timeout_s: float) -> T:
         """One step of vLLM's. If it fails, nobody knows what state vLLM is in, so the engine has failed."""
         try:
             return self._server.call(what, coroutine, timeout_s)
         except EngineError as error:
+            self._give_back()
             self._fail(str(error))
             self._docket.check()
             raise
+
+    def _give_back(self) -> None:
+        """What is frozen ends with the tokens it had: they were there before anything failed. vLLM answers that without its core."""
+        if self._state == "frozen":
+            with suppress(EngineError):
+                self._server.call("give back", self._flights.abort_all(), GIVE_BACK_S)
 
     def _fail(self, reason: str) -> None:
         self._docket.fail(reason)
         if self._server.running:
             self._server.post(self._flights.drop)
+
+    def _fail_now(self, reason: str) -> NoReturn:
+        self._give_back()
+        self._fail(reason)
+        self._docket.check()
+        raise EngineError(reason)
 
     def _started(self) -> EngineState:
         with self._docket.changed:
@@ -263,19 +299,3 @@ def _without_memory(folder: Path) -> PreTrainedModel:
     except (OSError, ImportError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise EngineError(f"the model in {folder} cannot be served by vLLM: {type(error).__name__}: {error}") from error
     return model
-
-
-@contextmanager
-def _file_of(tensors: Mapping[str, torch.Tensor], origin: Mapping[str, torch.Tensor]) -> Iterator[Path]:
-    """A file that holds them as long as this lasts: their origin, or a new one. Raises EngineError if none can be written."""
-    if isinstance(origin, WeightsFile) and origin.path.exists():
-        yield origin.path
-        return
-    folder = SHM if SHM.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="swingshift-weights-", dir=folder) as place:
-        path = Path(place) / "weights.safetensors"
-        try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-        except (OSError, SafetensorError) as error:
-            raise EngineError(f"weights cannot be handed to vLLM through {path}: {error}") from error
-        yield path

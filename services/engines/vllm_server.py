@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bus.errors import EngineError
+from services.engines import vllm_processes
 from services.engines.protocol import GenerateRequest
-from services.engines.vllm_arguments import starting_environment
+from services.engines.vllm_arguments import sampling_params, starting_environment
+from services.engines.vllm_folder import Folder
 from services.engines.vllm_plugin import FILE_TRANSFER
 from services.engines.vllm_probe import check_installed
+from services.engines.vllm_processes import dying_with_this_one
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
@@ -33,7 +36,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 END_S = 10.0
-"""How long its processes may take to end before they are killed."""
+"""How long its processes may take to be gone after they were killed."""
+SAY_THAT_THEY_KILL = ("vllm.v1.utils", "vllm.utils.system_utils")
+"""Loggers of vLLM's that warn of what `close` asks for."""
 
 
 class VllmServer:
@@ -41,13 +46,17 @@ class VllmServer:
 
     def __init__(self, arguments: Mapping[str, object], environment: Mapping[str, str] | None = None) -> None:
         self._arguments = arguments
-        self._environment = environment
+        self._environment = environment or {}
+        self._folder: Folder | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._tokens = 0
         self._children: list[BaseProcess] = []
+        self._processes: list[vllm_processes.Spawned] = []
+        """Its children, and theirs."""
         self._ended: Callable[[str], None] | None = None
         self._closing = False
+        self._cancel: Callable[[], object] = lambda: None
         self._llm: AsyncLLM | None = None
 
     @property
@@ -67,30 +76,39 @@ class VllmServer:
 
     @property
     def pids(self) -> list[int]:
-        """Its child processes."""
-        return [child.pid for child in self._children if child.pid is not None]
+        """Its processes, the engine core first."""
+        return [process.pid for process in self._processes]
 
     def start(self, timeout_s: float) -> None:
         """Returns when it can be called: awake, with meaningless weights. Raises EngineError."""
-        check_installed()
         before = set(multiprocessing.active_children())
+        self._folder = Folder()
         self._thread.start()
         try:
-            with starting_environment(self._environment):
+            with dying_with_this_one(self._folder.path), starting_environment(self._environment, self._folder.path, self._folder.errors):
+                check_installed()
                 self.call("start", self._build(), timeout_s)
-        except EngineError:
-            self._children = [child for child in multiprocessing.active_children() if child not in before]
+        except EngineError as error:
+            self._adopt(before)
+            why = self._folder.last_error()
+            self.close()
+            raise EngineError(f"{error}{why and f' ({why})'}") from error
+        except BaseException:  # this process was told to end
+            self._adopt(before)
             self.close()
             raise
-        self._children = [child for child in multiprocessing.active_children() if child not in before]
+        self._adopt(before)
         self.post(self._watch)
 
     def call(self, what: str, coroutine: Coroutine[object, object, T], timeout_s: float) -> T:
         """Runs it on the loop. Raises EngineError when it does not end in time, or with any error."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._cancel = future.cancel
         began = time.monotonic()
         try:
             return future.result(timeout_s)
+        except concurrent.futures.CancelledError as error:
+            raise EngineError(f"{what} was interrupted") from error
         except concurrent.futures.TimeoutError as error:
             future.cancel()
             waited = time.monotonic() - began
@@ -99,6 +117,10 @@ class VllmServer:
             raise
         except Exception as error:
             raise EngineError(f"{what} failed in vLLM: {type(error).__name__}: {error}") from error
+
+    def interrupt(self) -> None:
+        """The call that another thread waits for ends as failed, if it has not ended."""
+        self._cancel()
 
     def post(self, action: Callable[[], object]) -> None:
         """Runs it on the loop, soon."""
@@ -113,7 +135,7 @@ class VllmServer:
         from vllm.inputs.engine import tokens_input
 
         prompt = tokens_input([*request.prompt_tokens, *request.prefix_tokens], cache_salt=salt)
-        queue = await self._built.add_request(request.request, prompt, _sampling_params(request))
+        queue = await self._built.add_request(request.request, prompt, sampling_params(request))
         await added()
         output = await queue.get()
         while not output.finished:
@@ -128,6 +150,12 @@ class VllmServer:
     async def pause(self, *, clear_cache: bool) -> None:
         """Everything it has ends with all its tokens, nothing new starts; returns when the device is idle and the cache empty."""
         await self._built.pause_generation(mode="abort", clear_cache=clear_cache)
+
+    async def freeze(self) -> None:
+        """Nothing is scheduled any more, what is there stays; returns when the device is idle and all tokens so far have arrived."""
+        await self._built.pause_generation(mode="keep", clear_cache=False)
+        if not await self._built.is_paused():
+            raise EngineError("vLLM was told to pause, and says that it goes on")
 
     async def resume(self) -> None:
         """From now on requests start."""
@@ -155,10 +183,32 @@ class VllmServer:
 
         An error leaves the model half loaded.
         """
+        await self.start_update()
+        await self.receive({"way": "file", "info": {"path": str(path), "names": dict(names)}})
+        await self.finish_update(version)
+
+    async def join(self, way: Mapping[str, object]) -> str:
+        """Has every worker make ready for one way to take weights; why it could not, empty if it could. Touches no weights."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        try:
+            await self._built.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(way)))
+        except Exception as error:  # noqa: BLE001  (a worker's error comes as vLLM likes; the weights are as they were)
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    async def start_update(self) -> None:
+        """Begins an update session: from here on the model is half loaded until it is finished."""
+        await self._built.start_weight_update()
+
+    async def receive(self, way: Mapping[str, object]) -> None:
+        """Takes weights in a way that vllm_transfer.py knows."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        await self._built.start_weight_update()
-        await self._built.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path), "names": dict(names)}))
+        await self._built.update_weights(WeightTransferUpdateRequest(update_info=dict(way)))
+
+    async def finish_update(self, version: int) -> None:
+        """Ends the session. Raises EngineError if vLLM does not say then that it has this version."""
         await self._built.finish_weight_update(weight_version=str(version))
         if (label := await self._built.get_weight_version()) != str(version):
             raise EngineError(f"vLLM was given version {version}, and says that it has {label}")
@@ -168,8 +218,12 @@ class VllmServer:
         return {name: digest for worker in await self._built.compute_weight_checksums() for name, digest in worker.items()}
 
     def close(self) -> None:
-        """Ends its processes, by force if need be, and the thread."""
+        """Ends its processes, by force, and the thread."""
         self._closing = True
+        segments = vllm_processes.shared_memory(self._processes)
+        if self._llm is None:
+            # The loop may be waiting for them to start, and then cannot be told to shut down.
+            vllm_processes.end(self._processes, END_S)
         if self._thread.is_alive():
             try:
                 self.call("shutdown", self._shut_down(), END_S)
@@ -177,12 +231,13 @@ class VllmServer:
                 logger.warning("vLLM did not shut down: error=%s", error)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(END_S)
+        for process in vllm_processes.end(self._processes, END_S):
+            logger.error("vLLM's process was killed, and is still there: pid=%s", process.pid)
+        vllm_processes.remove(segments)
         for child in self._children:
             child.join(END_S)
-            if child.is_alive():
-                logger.warning("vLLM's process was killed: pid=%s", child.pid)
-                child.kill()
-                child.join(END_S)
+        if self._folder is not None:
+            self._folder.remove()
         if not self._loop.is_running() and not self._loop.is_closed():
             self._loop.close()
 
@@ -206,6 +261,10 @@ class VllmServer:
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
 
+    def _adopt(self, others: set[BaseProcess]) -> None:
+        self._children = [child for child in multiprocessing.active_children() if child not in others]
+        self._processes = vllm_processes.descendants(child.pid for child in self._children if child.pid is not None)
+
     def _watch(self) -> None:
         for child in self._children:
             self._loop.add_reader(child.sentinel, self._child_ended, child)
@@ -213,31 +272,15 @@ class VllmServer:
     def _child_ended(self, child: BaseProcess) -> None:
         self._loop.remove_reader(child.sentinel)
         if not self._closing and self._ended is not None:
-            self._ended(f"vLLM's process {child.name} ({child.pid}) has ended with exit code {child.exitcode}")
+            why = self._folder.last_error() if self._folder is not None else ""
+            self._ended(f"vLLM's process {child.name} ({child.pid}) has ended with exit code {child.exitcode}{why and f': {why}'}")
 
     async def _shut_down(self) -> None:
         for child in self._children:
             self._loop.remove_reader(child.sentinel)
+        for name in SAY_THAT_THEY_KILL:
+            logging.getLogger(name).setLevel(logging.ERROR)
         if self._llm is not None:
-            self._llm.shutdown(timeout=END_S / 2)
-
-
-def _sampling_params(request: GenerateRequest) -> object:
-    """Of one request. The seed differs with the tokens that are there already, so that a continued answer does not repeat its luck."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    sampling = request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=(request.seed + 0x9E3779B97F4A7C15 * len(request.prefix_tokens)) & 0x7FFF_FFFF_FFFF_FFFF,
-        stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,
-        max_tokens=request.max_new_tokens,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+            self._llm.shutdown(timeout=0)
+            # vLLM closes its sockets, and leaves their context to whoever collects garbage.
+            self._llm.engine_core.resources.ctx.destroy(linger=0)

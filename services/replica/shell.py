@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from bus.blobs import get_blob, put_blob
+from bus.blobs import blob_ref, get_blob
 from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, EngineError, GapError, WeightsError
 from bus.events import (
@@ -44,9 +45,12 @@ from bus.log import Blobs, Log
 from services.context import ServiceContext
 from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Outcome, Sampling
 from services.payloads import answer_blob, requested_prompt_blob
+from services.replica.payloads_ahead import PayloadsAhead
 from services.samples import PartialAnswer, pack_answer, unpack_answer, unpack_tokens
 from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT, Terminated
-from services.weights import load_weights
+from services.transfer.making import make_taker
+from services.transfer.ways import WeightWays
+from services.weight_fetcher import WeightFetcher
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +80,24 @@ class Replica:
         self._slots = slots
         self._log: Log = context.open_log()
         self._blobs: Blobs = context.open_blobs()
+        self._fetcher = WeightWays(
+            WeightFetcher(context.weights_folder, context.config.weights.delta),
+            make_taker(context, engine, self._blobs, lambda: self._producer.epoch),
+        )
         self._producer = Producer(f"replica:{context.name}", 0)
         self._mailbox: queue.Queue[Mail] = queue.Queue()
         self._later: deque[Mail] = deque()
         """Mail that arrived while the engine was pausing: it comes before the mailbox."""
         self._ending = threading.Event()
+        self._ahead = PayloadsAhead(self._blobs, ())
         self._in_flight: dict[str, tuple[GenerationRequested, int, PartialAnswer]] = {}
         """Engine's id -> (request, its position, the answer before it)."""
         self._swing = 0
         self._open = False
         self._failed = False
         self._run_ended = False
+        self._starting = False
+        """The engine starts, which with some takes minutes."""
 
     def run(self) -> None:
         """Serves until the run has ended. Raises Fenced when a newer incarnation has taken over."""
@@ -103,12 +114,16 @@ class Replica:
             finally:
                 self._ending.set()
                 self._engine.close()
+                self._fetcher.close()
 
     def _begin(self, position: int) -> None:
         for target in (self._read_inbox, self._watch_run):
             threading.Thread(target=target, args=(position,), name=target.__name__, daemon=True).start()
         began = time.monotonic()
-        if self._try("start", position, self._engine.start):
+        self._starting = True
+        started = self._try("start", position, self._engine.start)
+        self._starting = False
+        if started:
             threading.Thread(target=self._poll_engine, name="poller", daemon=True).start()
             added = ReplicaAdded(replica=self._name, role=self._role, slots=self._slots, seconds=time.monotonic() - began)
             self._say(added, cause=position)
@@ -154,9 +169,15 @@ class Replica:
                 ended = [entry for entry in entries if isinstance(entry.event, RunEnded)]
                 if ended:
                     self._mailbox.put(ended)
+                    self._give_up_starting()
                     return
         except BaseException as error:  # noqa: BLE001
             self._mailbox.put(error)
+
+    def _give_up_starting(self) -> None:
+        """The main thread waits for the engine, which nobody needs any more: as if this process had been told to end."""
+        if self._starting and not self._context.in_process:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _poll_engine(self) -> None:
         try:
@@ -182,9 +203,10 @@ class Replica:
             outputs = [item for item in mail if isinstance(item, GenerateOutput)]
             if outputs:
                 self._finish(outputs)
-            for item in mail:
-                if isinstance(item, Entry):
-                    self._perform(item)
+            entries = [item for item in mail if isinstance(item, Entry)]
+            self._ahead = PayloadsAhead(self._blobs, [e.event for e in entries if isinstance(e.event, GenerationRequested)])
+            for entry in entries:
+                self._perform(entry)
 
     def _perform(self, entry: Entry) -> None:
         event, position = entry.event, entry.position
@@ -207,13 +229,13 @@ class Replica:
     def _generate(self, event: GenerationRequested, position: int) -> None:
         expected_swing = self._swing if self._role == "hybrid" else 0
         if event.epoch != self._producer.epoch or event.swing != expected_swing or not self._open or self._failed:
-            self._say(self._outcome(event, "refused", PartialAnswer(), ""), cause=position)
+            self._say(self._outcome(event, "refused", PartialAnswer(), {}), cause=position)
             return
         try:
-            prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._blobs, event.prefix))
-            prompt = unpack_tokens(self._blobs.get(requested_prompt_blob(event)))
+            prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._ahead, event.prefix))
+            prompt = unpack_tokens(self._ahead.get(requested_prompt_blob(event)))
         except BlobMissing as error:
-            self._say(self._outcome(event, "error", PartialAnswer(), str(error)), cause=position)
+            self._say(self._outcome(event, "error", PartialAnswer(), {}, str(error)), cause=position)
             return
         request = GenerateRequest(
             request=f"{event.request}#{event.attempt}",
@@ -233,14 +255,17 @@ class Replica:
     def _wake(self, event: WakeRequested, position: int) -> None:
         began = time.monotonic()
         self._engine.wake()
-        self._engine.load_weights(load_weights(event.uri, event.digest, self._context.weights_folder), event.version)
+        loaded = self._fetcher.fetch(event).load_into(self._engine)
         self._engine.open()
         self._swing, self._open = event.swing, True
         seconds = time.monotonic() - began
         self._say(
-            ReplicaAwake(replica=self._name, swing=event.swing, version=event.version, revision=event.revision, seconds=seconds),
+            ReplicaAwake(
+                replica=self._name, swing=event.swing, version=event.version, revision=event.revision, seconds=seconds,
+                transport=loaded.transport, num_bytes=loaded.num_bytes,
+            ),
             cause=position,
-        )
+        )  # fmt: skip
 
     def _sleep(self, event: SleepRequested, position: int) -> None:
         began = time.monotonic()
@@ -250,21 +275,46 @@ class Replica:
 
     def _update(self, event: WeightUpdateRequested, position: int) -> None:
         began = time.monotonic()
-        weights = load_weights(event.uri, event.digest, self._context.weights_folder)
-        if self._open:
-            self._pause()
-        elif self._engine.stats().state == "asleep":
-            self._engine.wake()
-        self._engine.load_weights(weights, event.version)
-        self._engine.open()
+        fetched = self._fetcher.fetch(event)
+        keeps = self._open and event.mode == "keep"
+        try:
+            if keeps:
+                self._engine.freeze()
+            elif self._open:
+                self._pause()
+            elif self._engine.stats().state == "asleep":
+                self._engine.wake()
+            loaded = fetched.load_into(self._engine)
+            self._engine.open()
+        except (EngineError, WeightsError):
+            if keeps:
+                self._let_go()
+            raise
         self._open = True
-        seconds = time.monotonic() - began
-        self._say(WeightsApplied(replica=self._name, version=event.version, revision=event.revision, seconds=seconds), cause=position)
+        self._say(
+            WeightsApplied(
+                replica=self._name, version=event.version, revision=event.revision, seconds=time.monotonic() - began,
+                transport=loaded.transport, num_bytes=loaded.num_bytes,
+            ),
+            cause=position,
+        )  # fmt: skip
 
     def _pause(self) -> None:
         """Returns when every request in flight has its outcome in the log."""
         self._open = False
         self._engine.pause()
+        self._drain()
+
+    def _let_go(self) -> None:
+        """What is in flight ends with what it has, to go on elsewhere: this replica will be killed, and nobody could ask it then."""
+        for step in (self._pause, self._drain):
+            try:
+                step()
+            except EngineError as error:
+                logger.warning("an answer in flight may be lost: error=%s", error)
+
+    def _drain(self) -> None:
+        """Waits for outputs until nothing is in flight."""
         deadline = time.monotonic() + DRAIN_S
         while self._in_flight:
             try:
@@ -278,9 +328,12 @@ class Replica:
 
     def _finish(self, outputs: Sequence[GenerateOutput]) -> None:
         facts: list[tuple[Event, int]] = []
+        payloads: dict[str, bytes] = {}
         for output in outputs:
             event, position, prefix = self._in_flight.pop(output.request)
-            facts.append((self._outcome(event, *extend(prefix, output)), position))
+            outcome, answer, error = extend(prefix, output)
+            facts.append((self._outcome(event, outcome, answer, payloads, error), position))
+        self._blobs.put_many(payloads)
         drafts = [Draft(fact, derived=False, cause=cause, at=time.time_ns()) for fact, cause in facts]
         self._log.append(self._producer, drafts)
 
@@ -289,9 +342,14 @@ class Replica:
         event: GenerationRequested,
         outcome: Outcome,
         answer: PartialAnswer,
-        error: str,
+        payloads: dict[str, bytes],
+        error: str = "",
     ) -> GenerationFinished:
+        """`payloads` gets the answer, which must be stored before this is said."""
         told = outcome in ("stop", "length", "aborted")
+        name = answer_blob(event.request, event.attempt)
+        if told:
+            payloads[name] = pack_answer(answer)
         return GenerationFinished(
             request=event.request,
             attempt=event.attempt,
@@ -299,7 +357,7 @@ class Replica:
             outcome=outcome,
             num_tokens=len(answer.tokens) if told else 0,
             version_spans=tuple((span.version, span.num_tokens) for span in answer.spans) if told else (),
-            blob=put_blob(self._blobs, answer_blob(event.request, event.attempt), pack_answer(answer)) if told else None,
+            blob=blob_ref(name, payloads[name]) if told else None,
             error=error[:2_000],
         )
 

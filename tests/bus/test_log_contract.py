@@ -391,6 +391,15 @@ def test_a_payload_comes_back_until_it_is_deleted(world: World) -> None:
         blobs.get("sample:1")
 
 
+def test_many_payloads_are_written_and_read_in_a_few_calls(world: World) -> None:
+    blobs = world.blobs()
+    payloads = {f"answer:{number}": bytes([number % 256]) * (number % 40) for number in range(1203)}
+    blobs.put_many(payloads)
+    blobs.put_many({})
+    assert blobs.get_many([*payloads, "never written"]) == payloads
+    assert world.blobs().get("answer:1202") == payloads["answer:1202"]
+
+
 def test_a_payload_that_is_not_the_one_in_the_log_is_refused(world: World) -> None:
     blobs = world.blobs()
     ref = put_blob(blobs, "sample:1", b"first")

@@ -67,6 +67,8 @@ def test_what_is_outside_the_limits_or_cannot_change_changes_nothing(name: str, 
 
 
 def test_a_combination_that_cannot_hold_changes_nothing() -> None:
+    keeping = plan("r").model_copy(update={"weight_update_mode": "keep"})
+    assert folded(("partial_rollout", False), planned=keeping).plan == keeping
     waiting = plan("r").model_copy(update={"max_version_lag": 1, "on_version_lag": "wait"})
     settings = folded(("staleness_threshold", 1.5), ("max_version_lag", 0), planned=waiting)
     assert settings.plan == waiting

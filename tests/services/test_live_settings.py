@@ -119,6 +119,11 @@ def test_what_a_configuration_would_refuse_is_refused_in_the_same_words(assignme
     assert words in complaint(assignment, found=now(plan))
 
 
+def test_answers_cannot_be_made_to_start_over_in_a_run_that_keeps_them_over_updates() -> None:
+    plan = planned(rollout={"weight_update_mode": "keep"})
+    assert "weight_update_mode is keep and rollout.partial_rollout is false" in complaint("partial_rollout=false", found=now(plan))
+
+
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
@@ -130,6 +135,7 @@ def test_what_a_configuration_would_refuse_is_refused_in_the_same_words(assignme
         ("total_steps=9", "async_training.total_steps cannot change on a live run: steps, cycles, data epochs"),
         ("trigger_parameter_sync_step=9", "async_training.trigger_parameter_sync_step cannot change on a live run: steps, cycles"),
         ("tail=drop", "async_training.tail cannot change on a live run: the number of steps was worked out with it"),
+        ("weight_update_mode=keep", "rollout.weight_update_mode cannot change on a live run: replicas set up their engines' caches for it"),
         ("max_running_requests=1", "rollout.max_running_requests cannot change on a live run: memory is allocated by it"),
         ("replicas.hybrid=2", "replicas.hybrid cannot change on a live run: the plan names every replica"),
         ("policy.name=default", "policy.name cannot change on a live run: a policy begins with its settings; `swingshift policy swap`"),

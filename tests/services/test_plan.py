@@ -179,6 +179,15 @@ def test_vllm_gets_as_it_is_what_is_no_setting_of_ours() -> None:
     assert (engine.kind, engine.pause_timeout_s, engine.vllm.prefix_cache, engine.vllm.kwargs) == ("vllm", 3, "salt", {"block_size": 32})
 
 
+def test_answers_are_kept_over_updates_only_where_they_may_be_of_several_versions_and_their_caches_stay() -> None:
+    assert planned().weight_update_mode == "abort"
+    kept: dict[str, object] = {"engine": "vllm", "weight_update_mode": "keep"}
+    assert planned(rollout=kept).weight_update_mode == "keep"
+    assert "set weight_update_mode to abort, or partial_rollout to true" in refusal(rollout=kept | {"partial_rollout": False})
+    assert "leave prefix_cache out" in refusal(rollout=kept | {"engine_kwargs": {"prefix_cache": "reset"}})
+    assert planned(rollout=kept | {"engine_kwargs": {"prefix_cache": "salt"}}).weight_update_mode == "keep"
+
+
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
@@ -236,3 +245,19 @@ def test_a_policy_that_could_not_be_made_is_refused_before_anything_starts(tmp_p
     path.write_text("import time\n")
     assert f"{path}, line 1: imports time" in refusal(policy={"name": f"{path}:Mine"})
     assert planned().policy_source == ""
+
+
+def test_with_vllm_the_built_in_model_has_heads_that_its_kernels_take_and_engines_have_longer_to_start() -> None:
+    plan = config_of(planned(rollout={"engine": "vllm"}))
+    shape = plan.model.shape
+    assert (shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (96, 3, 1)
+    assert plan.deadlines.start_s == 900
+    assert config_of(planned(rollout={"engine": "vllm"}, deadlines={"start_s": 60})).deadlines.start_s == 60
+    assert config_of(planned(rollout={"engine": "vllm"}, model={"shape": {"hidden_size": 320}})).model.shape.num_heads is None
+    other = config_of(planned())
+    assert (other.model.shape.hidden_size, other.deadlines.start_s) == (None, 300)
+
+
+def test_a_built_in_model_that_vllm_has_no_kernels_for_is_refused_with_its_numbers() -> None:
+    words = refusal(rollout={"engine": "vllm"}, model={"shape": {"hidden_size": 80}})
+    assert "model.shape.hidden_size 80 in 4 heads (model.shape.num_heads) makes heads of 20 numbers" in words

@@ -10,16 +10,21 @@ import pytest
 
 from services.engines.vllm_server import VllmServer
 from tests.services.engines.factories import Workshop
-from tests.services.engines.vllm_factories import quietly_imported, tiny_server
+from tests.services.engines.vllm_factories import DEADLY, quietly_imported, tiny_server
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: `make test-vllm` has it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What destroys the one vLLM comes last."""
+    items.sort(key=lambda item: item.name == "test_c40_a_crash_is_an_error_for_all_in_flight_and_for_every_later_call[vllm]")
 
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """One vLLM for all tests: each puts an engine of its own around it."""
     with quietly_imported():
-        server = tiny_server(tmp_path_factory.mktemp("vllm"))
+        server = tiny_server(tmp_path_factory.mktemp("vllm"), logits_processors=[DEADLY])
         server.start(300)
     yield server
     server.close()

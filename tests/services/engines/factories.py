@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.cache_utils import DynamicCache
 
 from services.engines.config import EngineConfig
 from services.engines.embedded import EmbeddedEngine
 from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
-from services.engines.scripted import Fault, Operation, Script, ScriptedEngine, varying_length
+from services.engines.script import Fault, Operation, Script, varying_length
+from services.engines.scripted import ScriptedEngine
 from services.engines.vllm import VllmEngine
 from services.engines.vllm_server import VllmServer
-from tests.services.engines.vllm_factories import DEADLY, quietly_imported, tiny_server, vllm_model
+from services.transformers_names import cache_argument
+from tests.services.engines.vllm_factories import vllm_model
 
 VOCAB = 32
 DEADLY_TOKEN = 31
@@ -113,6 +116,21 @@ def own_logprobs(output: GenerateOutput, version: int, prompt: tuple[int, ...] =
     return picked
 
 
+def logprobs_over_updates(output: GenerateOutput, config: PretrainedConfig, prompt: tuple[int, ...] = (1, 2, 3)) -> list[float]:
+    """The same of an answer over several versions, one token after the other: each by the weights that drew it, over what others cached."""
+    versions = [span.version for span in output.spans for _ in range(span.num_tokens)]
+    models = {version: random_model(config, version) for version in versions}
+    cache, fed, picked = DynamicCache(config=config), prompt, []
+    with torch.inference_mode():
+        for token, version in zip(output.tokens, versions, strict=True):
+            model = models[version]
+            assert isinstance(model, PreTrainedModel)
+            logits = model(input_ids=torch.tensor([fed]), use_cache=True, **{cache_argument(model): cache}).logits[0, -1]
+            picked.append(float(logits.log_softmax(-1)[token]))
+            fed = (token,)
+    return picked
+
+
 @dataclass
 class Workshop:
     """Builds engines of one kind, the weights they take, and closes them."""
@@ -167,12 +185,9 @@ class Workshop:
         return EmbeddedEngine(config, self.folder)
 
     def _vllm(self, config: EngineConfig, flaw: Flaw) -> Engine:
+        # The tests' vLLM is one that crashes on the deadly token in any case.
         vllm_model(VOCAB).save_pretrained(self.folder)
-        server = self.vllm_server
-        if flaw == "crashes_on_deadly_token":
-            with quietly_imported():
-                server = tiny_server(self.folder, logits_processors=[DEADLY])
-        return VllmEngine(config, self.folder, server=server)
+        return VllmEngine(config, self.folder, server=self.vllm_server)
 
     def _scripted(self, config: EngineConfig, flaw: Flaw) -> Engine:
         faults: dict[Flaw, dict[Operation, Fault]] = {

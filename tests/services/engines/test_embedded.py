@@ -26,7 +26,16 @@ from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.embedded import EmbeddedEngine
 from services.engines.protocol import GenerateOutput, GenerateRequest, Sampling
-from tests.services.engines.factories import LONG, ask, collect, random_model, tiny_config, wait_for_tokens, weights_of
+from tests.services.engines.factories import (
+    LONG,
+    ask,
+    collect,
+    logprobs_over_updates,
+    random_model,
+    tiny_config,
+    wait_for_tokens,
+    weights_of,
+)
 
 Build = Callable[..., EmbeddedEngine]
 
@@ -233,6 +242,23 @@ def test_c28_no_token_of_old_weights_is_used_after_an_update(build: Build) -> No
     outputs = collect(engine, 2)
     check_against_plain_forward(new, requests, outputs)
     assert [span.version for output in outputs.values() for span in output.spans] == [2, 2]
+
+
+def test_c18_each_token_of_answers_over_updates_is_of_the_weights_that_its_span_names(build: Build) -> None:
+    engine = open_with(build(tiny_config(), max_model_len=512), random_model(tiny_config(), 1))
+    for number in range(3):
+        engine.submit(ask(f"r{number}", (3, 400, 400)[number], seed=number))
+    for version in (2, 3):
+        wait_for_tokens(engine, 30)
+        engine.freeze()
+        engine.load_weights(weights_of(random_model(tiny_config(), version)), version)
+        engine.open()
+    wait_for_tokens(engine, 10)
+    engine.abort(["r1", "r2"])
+    outputs = collect(engine, 3)
+    for output in outputs.values():
+        assert output.logprobs == pytest.approx(logprobs_over_updates(output, tiny_config()), abs=1e-4)
+    assert [[span.version for span in outputs[f"r{number}"].spans] for number in range(3)] == [[1], [1, 2, 3], [1, 2, 3]]
 
 
 def live_bytes() -> int:

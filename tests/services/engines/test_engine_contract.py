@@ -257,6 +257,152 @@ def test_a_load_that_fails_leaves_the_version_and_keeps_the_engine_shut_until_on
     check_consistent(outputs["late"], version=3)
 
 
+def versions(output: GenerateOutput) -> list[int]:
+    """Of its spans, once they are checked to cover the tokens."""
+    assert len(output.tokens) == len(output.logprobs) == sum(span.num_tokens for span in output.spans)
+    assert all(span.num_tokens > 0 for span in output.spans)
+    return [span.version for span in output.spans]
+
+
+def renew(engine: Engine, workshop: Workshop, version: int) -> None:
+    """An update that ends nothing."""
+    engine.freeze()
+    engine.load_weights(workshop.weights(version), version)
+    engine.open()
+
+
+def test_c18_what_is_frozen_for_an_update_goes_on_and_its_spans_say_which_weights_drew_each_token(workshop: Workshop) -> None:
+    engine = workshop.open(rows=8)
+    for number in range(3):
+        engine.submit(ask(f"r{number}", LONG, seed=number))
+    for version in (2, 3, 4):
+        wait_for_tokens(engine, 24)
+        renew(engine, workshop, version)
+    wait_for_tokens(engine, 24)
+    assert engine.poll(0) == [], "an update ended a request"
+    assert engine.stats().version == 4
+    engine.abort(["r0", "r1", "r2"])
+    for output in collect(engine, 3).values():
+        assert output.outcome == "aborted"
+        assert versions(output) == [1, 2, 3, 4]
+
+
+def test_c27_submits_and_aborts_race_with_freezes(workshop: Workshop) -> None:
+    engine = workshop.open(rows=4)
+    for race in range(20):
+        for number in range(6):
+            engine.submit(ask(f"{race}.{number}", 2 if number == 0 else LONG, seed=number))
+            time.sleep((race + number) % 5 * 0.0003)
+        if race % 3 == 0:
+            engine.abort([f"{race}.3"])
+        engine.freeze()
+        if race % 3 == 1:
+            engine.abort([f"{race}.3"])
+        engine.open()
+        engine.abort([f"{race}.{number}" for number in range(1, 6)])
+        outputs = collect(engine, 6)
+        assert [outputs[f"{race}.{number}"].outcome for number in range(6)] == ["length"] + ["aborted"] * 5
+        for output in outputs.values():
+            check_consistent(output, version=1)
+    assert (engine.stats().running, engine.stats().queued) == (0, 0)
+
+
+def test_an_answer_that_was_frozen_without_other_weights_is_the_one_of_a_single_go(workshop: Workshop) -> None:
+    engine = workshop.open()
+    engine.submit(ask("whole", 300, seed=5))
+    whole = collect(engine, 1)["whole"]
+    engine.submit(ask("frozen", 300, seed=5))
+    for _ in range(3):
+        wait_for_tokens(engine, 10)
+        engine.freeze()
+        engine.open()
+    frozen = collect(engine, 1)["frozen"]
+    assert frozen.tokens == whole.tokens
+    assert frozen.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+    assert versions(frozen) == [1]
+
+
+def test_while_it_is_frozen_nothing_is_computed_or_admitted(workshop: Workshop) -> None:
+    engine = workshop.open(rows=2)
+    for number in range(4):
+        engine.submit(ask(f"r{number}", LONG, seed=number))
+    wait_for_tokens(engine, 10)
+    engine.freeze()
+    engine.freeze()
+    before = engine.stats()
+    engine.submit(ask("late"))
+    assert collect(engine, 1)["late"].outcome == "refused"
+    assert engine.poll(0.1) == []
+    after = engine.stats()
+    assert (after.state, after.running, after.queued, after.generated_tokens) == ("frozen", 2, 2, before.generated_tokens)
+    engine.abort(["r0", "r3"])
+    ended = collect(engine, 2)
+    assert {output.outcome for output in ended.values()} == {"aborted"}
+    assert (versions(ended["r0"]), versions(ended["r3"])) == ([1], [])
+    for wrong in (engine.sleep, engine.wake):
+        with pytest.raises(EngineError, match="in state frozen"):
+            wrong()
+    engine.pause()
+    assert sorted(collect(engine, 2)) == ["r1", "r2"]
+    with pytest.raises(EngineError, match="freeze in state paused"):
+        engine.freeze()
+
+
+def test_c28_what_waited_while_it_was_frozen_starts_with_the_new_weights_alone(workshop: Workshop) -> None:
+    engine = workshop.open(rows=1)
+    prompt = tuple(number % 30 + 1 for number in range(300))
+    engine.submit(ask("first", LONG - 300, prompt, seed=1))
+    engine.submit(ask("second", 20, prompt, seed=1))
+    wait_for_tokens(engine, 5)
+    renew(engine, workshop, 2)
+    engine.abort(["first"])
+    second = collect(engine, 2)["second"]
+    assert versions(second) == [2]
+    engine.pause()
+    engine.load_weights(workshop.weights(2), 2)
+    engine.open()
+    engine.submit(ask("fresh", 20, prompt, seed=1))
+    fresh = collect(engine, 1)["fresh"]
+    assert second.tokens == fresh.tokens
+    assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
+
+
+def test_pause_and_close_end_what_is_frozen_with_what_it_has(workshop: Workshop) -> None:
+    engine = workshop.open(rows=8)
+    for end in (engine.pause, engine.close):
+        for number in range(3):
+            engine.submit(ask(f"r{number}", LONG, seed=number))
+        wait_for_tokens(engine, 20)
+        renew(engine, workshop, 2)
+        wait_for_tokens(engine, 20)
+        engine.freeze()
+        end()
+        outputs = engine.poll(0)
+        assert {output.outcome for output in outputs} == {"aborted"}
+        assert [versions(output)[-1] for output in outputs] == [2, 2, 2]
+        if end == engine.pause:
+            engine.load_weights(workshop.weights(1), 1)
+            engine.open()
+
+
+def test_c19_a_load_that_fails_ends_nothing_that_is_frozen_and_a_complete_one_lets_it_go_on(workshop: Workshop) -> None:
+    engine = workshop.open("second_load_fails")
+    engine.submit(ask("r", LONG))
+    wait_for_tokens(engine, 20)
+    engine.freeze()
+    with pytest.raises(EngineError):
+        engine.load_weights(workshop.torn_weights(), 2)
+    assert (engine.stats().version, engine.stats().state) == (1, "frozen")
+    with pytest.raises(EngineError, match="call load_weights first"):
+        engine.open()
+    assert engine.poll(0.05) == []
+    engine.load_weights(workshop.weights(3), 3)
+    engine.open()
+    wait_for_tokens(engine, 20)
+    engine.abort(["r"])
+    assert versions(collect(engine, 1)["r"]) == [1, 3]
+
+
 def test_c40_a_crash_is_an_error_for_all_in_flight_and_for_every_later_call(workshop: Workshop) -> None:
     engine = workshop.open("crashes_on_deadly_token")
     for number in range(3):
@@ -271,6 +417,7 @@ def test_c40_a_crash_is_an_error_for_all_in_flight_and_for_every_later_call(work
         lambda: engine.submit(ask("later")),
         lambda: engine.abort(["r0"]),
         engine.pause,
+        engine.freeze,
         engine.open,
         engine.sleep,
         engine.wake,
@@ -325,7 +472,7 @@ def test_an_id_in_flight_is_not_taken_twice_but_may_come_again_later(workshop: W
 def test_asking_for_the_state_it_is_in_does_nothing_and_wrong_calls_are_refused(workshop: Workshop) -> None:
     engine = workshop.build()
     engine.sleep()
-    for wrong in (engine.open, engine.pause, lambda: engine.load_weights(workshop.weights(1), 1)):
+    for wrong in (engine.open, engine.pause, engine.freeze, lambda: engine.load_weights(workshop.weights(1), 1)):
         with pytest.raises(EngineError, match="in state asleep"):
             wrong()
     engine.wake()

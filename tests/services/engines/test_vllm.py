@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +16,12 @@ from services.engines.config import EngineConfig, VllmConfig
 from services.engines.protocol import Sampling
 from services.engines.vllm import VllmEngine
 from services.engines.vllm_arguments import engine_arguments, starting_environment
+from services.engines.vllm_flights import to_output
+from services.engines.vllm_folder import PREFIX
 from services.engines.vllm_probe import missing
 from services.engines.vllm_server import VllmServer
 from services.weights import WeightStore, load_weights
+from tests.disks import largest_file
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, own_logprobs, random_model, wait_for_tokens, weights_of
 from tests.services.engines.vllm_factories import vllm_model
@@ -81,9 +86,9 @@ def test_what_swingshift_sets_itself_cannot_be_set_by_engine_kwargs(tmp_path: Pa
         engine_arguments(EngineConfig(kind="vllm", vllm=VllmConfig(kwargs={"max_num_seqs": 3})), tmp_path, "cpu")
 
 
-def test_starting_leaves_the_environment_as_it_was() -> None:
+def test_starting_leaves_the_environment_as_it_was(tmp_path: Path) -> None:
     before = dict(os.environ)
-    with starting_environment({"ONE": "1"}):
+    with starting_environment({"ONE": "1"}, tmp_path, tmp_path / "errors"):
         assert os.environ["ONE"] == "1"
         os.environ["LD_PRELOAD"] = "what vLLM sets"
     assert dict(os.environ) == before
@@ -199,6 +204,49 @@ def test_its_process_is_on_the_same_cores(vllm_server: VllmServer) -> None:
     for pid in vllm_server.pids:
         for task in os.listdir(f"/proc/{pid}/task"):
             assert os.sched_getaffinity(int(task)) <= os.sched_getaffinity(0)
+
+
+@NEEDS_VLLM
+def test_what_it_listens_on_cannot_be_reached_from_elsewhere(vllm_server: VllmServer) -> None:
+    sockets = {os.readlink(path) for pid in (os.getpid(), *vllm_server.pids) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists()}
+    tcp = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    listening = {fields[1].split(":")[0] for fields in tcp if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets}
+    assert listening <= {"0100007F", "00000000000000000000000001000000"}, "an address of this machine, as the kernel writes it"
+    files = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    named = [Path(fields[7]) for fields in files if len(fields) > 7 and f"socket:[{fields[6]}]" in sockets and fields[7].startswith("/")]
+    assert any(path.parent.name.startswith(PREFIX) for path in named)
+    assert all(path.parent.stat().st_mode & 0o077 == 0 for path in named if path.parent.name.startswith(PREFIX))
+    assert not [path for path in named if path.parent == Path(tempfile.gettempdir())]
+
+
+@NEEDS_VLLM
+def test_weights_for_whose_file_there_is_no_room_never_reach_vllm(vllm: Workshop) -> None:
+    engine = vllm.open()
+    engine.pause()
+    with largest_file(1000), pytest.raises(EngineError, match="weights cannot be handed to vLLM"):
+        engine.load_weights(vllm.weights(2), 2)
+    assert engine.stats().version == 1
+    engine.load_weights(vllm.weights(3), 3)
+    engine.open()
+    engine.submit(ask("r"))
+    assert {span.version for span in collect(engine, 1)["r"].spans} == {3}
+    assert not list(Path("/dev/shm").glob("swingshift-weights-*"))
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize("lacks", ["a log-probability", "a span", "a finite one"])
+def test_c26_what_vllm_says_in_different_lengths_is_an_error_and_never_padded(lacks: str) -> None:
+    from vllm.logprobs import FlatLogprobs, Logprob
+    from vllm.outputs import CompletionOutput, WeightVersionSpan
+
+    logprobs = FlatLogprobs()
+    for token in (5, 6) if lacks == "a log-probability" else (5, 6, 7):
+        logprobs.append({token: Logprob(math.nan if lacks == "a finite one" else -1.0)})
+    spans = [WeightVersionSpan("3", 0, 2 if lacks == "a span" else 3)]
+    completion = CompletionOutput(0, "", [5, 6, 7], None, logprobs, finish_reason="length", weight_versions=spans)
+    output = to_output(ask("r", 3), completion)
+    assert (output.outcome, output.tokens, output.logprobs, output.spans) == ("error", (), (), ())
+    assert "3 tokens" in output.error
 
 
 @NEEDS_VLLM

@@ -7,11 +7,11 @@ from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
-DEADLY_TOKEN = 31
+DEADLY = [1, 31]
 
 
 class DeadlyToken(LogitsProcessor):  # type: ignore[misc]  # vLLM is not in every environment
-    """Raises in the worker when a prompt holds the deadly token, like a device that is lost."""
+    """Raises in the worker at one prompt, like a device that is lost."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -31,5 +31,5 @@ class DeadlyToken(LogitsProcessor):  # type: ignore[misc]  # vLLM is not in ever
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Looks at the prompts that are added."""
         for _, _, prompt, _ in batch_update.added if batch_update is not None else ():
-            if DEADLY_TOKEN in (prompt or ()):
+            if prompt == DEADLY:
                 raise RuntimeError("the device is lost")
