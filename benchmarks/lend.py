@@ -2,8 +2,9 @@
 
     python -m benchmarks.lend [--pairs 3] [--policy default+deactivate_ratio=0.6]
     python -m benchmarks.lend --policy predictive --against default+deactivate_ratio=0.6        two dynamic policies
+    python -m benchmarks.lend --engine vllm        in the environment that has vLLM
 
-A policy is written as in benchmarks/regimes.py.
+A policy is written as in benchmarks/regimes.py. With each engine the slots are such that generation takes about twice as long as training.
 Same seed, same number of trained samples, start-up excluded (boundary 0 to the end of the run). The best possible ratio is that of swings
 without cost at the rates measured in the static run: with S samples a cycle, r samples/s of the standalone replica, r_h of the hybrid and
 training taking t seconds of it, a lent cycle takes T = (S + r_h t) / (r + r_h), a static one max(S / r, t).
@@ -28,6 +29,21 @@ CONFIG = Path(__file__).parent / "lend.yaml"
 STATIC = "static_fully_async"
 DYNAMIC = "default+deactivate_ratio=0.6"
 SECOND = 1e9
+ENGINES: dict[str, list[str]] = {
+    "embedded": [],
+    # vLLM takes 5 ms a step besides the model's computing, and an answer takes all services together about 10 ms: with a larger model this
+    # is a smaller share. Cycles have fewer steps, so that they are not longer in time.
+    "vllm": [
+        "rollout.engine=vllm",
+        "rollout.engine_kwargs={}",
+        "rollout.max_running_requests=5",
+        "model.shape.hidden_size=512",
+        "model.shape.intermediate_size=2048",
+        "async_training.trigger_parameter_sync_step=2",
+        "async_training.total_steps=16",
+    ],
+}
+"""Engine -> what is other than in lend.yaml."""
 
 
 def wall_s(entries: Sequence[Entry]) -> float:
@@ -112,14 +128,14 @@ class Pair:
         return best_ratio(wall_s(self.base.entries), training_s(self.base.entries), cycles_of(self.base.entries))
 
 
-def run_pair(number: int, compared: str, against: str, folder: Path) -> Pair:
+def run_pair(number: int, compared: str, against: str, settings: Sequence[str], folder: Path) -> Pair:
     """Every other pair begins with the other policy: a machine that gets slower or faster favours neither."""
     names = {"base": against, "compared": compared}
     runs = {}
     for side in sorted(names, reverse=number % 2 == 1):
         found = variant(names[side])
         policy = json.dumps({"name": found.name, "params": found.params})
-        runs[side] = run(CONFIG, f"{side}-{number}", [f"policy={policy}"], folder)
+        runs[side] = run(CONFIG, f"{side}-{number}", [f"policy={policy}", *settings], folder)
         report(f"{names[side]} {number}", runs[side])
     return Pair(runs["base"], runs["compared"])
 
@@ -130,11 +146,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--policy", default=DYNAMIC)
     parser.add_argument("--against", default=STATIC, help="the policy that it is compared with")
+    parser.add_argument("--engine", choices=list(ENGINES), default="embedded")
+    parser.add_argument("--steps", type=int, help="training steps of each run, else those of lend.yaml")
     options = parser.parse_args()
+    settings = ENGINES[options.engine] + ([f"async_training.total_steps={options.steps}"] if options.steps else [])
     folder = scratch("lend")
     pairs = []
     for number in range(options.pairs):
-        pairs.append(run_pair(number, options.policy, options.against, folder))
+        pairs.append(run_pair(number, options.policy, options.against, settings, folder))
         print(f"  ratio {pairs[-1].ratio:.3f}, a pair of swings is {pairs[-1].swing_share:.3f} of a cycle", flush=True)
     result: dict[str, object] = {
         "ratio_median": round(median(pair.ratio for pair in pairs), 4),
@@ -142,6 +161,7 @@ def main() -> None:
         "ratios": [round(pair.ratio, 4) for pair in pairs],
         "policy": options.policy,
         "against": options.against,
+        "engine": options.engine,
         "runs": str(folder),
     }
     if options.against == STATIC:

@@ -47,9 +47,10 @@ def test_every_second_version_and_the_initial_one_are_evaluated(tmp_path: Path, 
     assert verified(tmp_path, "evaluated")
 
 
-def test_a_trained_model_is_evaluated_greedily_with_answers_of_the_version_alone(tmp_path: Path) -> None:
+def test_a_trained_model_is_evaluated_greedily_with_answers_of_the_version_alone_while_others_are_kept_over_updates(tmp_path: Path) -> None:
     config = TRAINING + "evaluation: {every_versions: 1, before_train: true}\n"
-    run_to_the_end(tmp_path, config, "trained", "data.val_prompts=5", "async_training.total_steps=4")
+    settings = ("data.val_prompts=5", "async_training.total_steps=4", "rollout.weight_update_mode=keep")
+    run_to_the_end(tmp_path, config, "trained", *settings)
     entries = recorded(tmp_path, "trained")
     published = [entry.event.version for entry in entries if isinstance(entry.event, WeightsPublished)]
     done = evaluations_of(entries)

@@ -13,6 +13,7 @@ VALUES: Mapping[str, Sequence[Value]] = {
     "staleness_threshold": (0.0, 0.25, 0.5, 1.0, 2.0, -1.0),
     "max_version_lag": (None, 0, 1, 2, -1),
     "on_version_lag": ("drop", "wait"),
+    "max_logprob_diff": (0.0, 0.001, 0.05, -1.0),
     "checkpoint_every_versions": (1, 2, 3),
     "on_redo_diverged": ("stop", "republish"),
     "use_dynamic_resource_scheduling": (True, False),

@@ -84,7 +84,14 @@ def draw_plan(random: Random, run: str) -> RunPlanned:
     lag = random.choice((None, None, 0, 1, 2))
     can_wait = lag is not None and lag >= plan.staleness_threshold
     waits = random.choice(("drop", "wait")) if can_wait else "drop"
-    return plan.model_copy(update={"max_version_lag": lag, "on_version_lag": waits, **draw_evaluation(Random(run))})
+    return plan.model_copy(
+        update={"max_version_lag": lag, "on_version_lag": waits, **draw_evaluation(Random(run)), **draw_update_mode(Random(run), plan)}
+    )
+
+
+def draw_update_mode(random: Random, plan: RunPlanned) -> dict[str, object]:
+    """Answers may be kept over updates where they need not be of one version; randomness of its own leaves the rest of a seed as it is."""
+    return {"weight_update_mode": "keep" if plan.partial_rollout and random.random() < 0.5 else "abort"}
 
 
 def draw_evaluation(random: Random) -> dict[str, object]:

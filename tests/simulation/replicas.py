@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from bus.entry import Draft, Entry, Producer
@@ -25,9 +26,13 @@ from bus.events import (
     WeightUpdateRequested,
 )
 from services.payloads import answer_blob
+from tests.simulation.deltas import HeldWeights
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+Spans = tuple[tuple[int, int], ...]
+"""(version, tokens) in order."""
 
 
 class SimReplica:
@@ -46,8 +51,11 @@ class SimReplica:
         self.hung = False
         self.swing = 0
         self.version = -1
+        self.weights = HeldWeights(world.deltas, world.directs)
         self.evaluates = -1
         self.in_flight: dict[tuple[str, int], tuple[GenerationRequested, int]] = {}
+        self.kept: dict[tuple[str, int], Spans] = {}
+        """Of those in flight when other weights came: the tokens, of this attempt, that earlier weights have drawn."""
 
     @property
     def epoch(self) -> int:
@@ -96,10 +104,15 @@ class SimReplica:
                 self._abort(event, entry.position)
             case WakeRequested() if event.epoch == self.epoch and not self._fails("wake", entry.position):
                 assert self.state == "asleep", f"{self.name} was asked to wake while {self.state}"
+                transport, num_bytes = self.weights.fetch(event)
                 self.state, self.swing, self.version = "serving", event.swing, event.version
                 self.say(
-                    ReplicaAwake(replica=self.name, swing=event.swing, version=event.version, revision=0, seconds=0.0), cause=entry.position
-                )
+                    ReplicaAwake(
+                        replica=self.name, swing=event.swing, version=event.version, revision=0, seconds=0.0,
+                        transport=transport, num_bytes=num_bytes,
+                    ),
+                    cause=entry.position,
+                )  # fmt: skip
             case SleepRequested() if event.epoch == self.epoch and not self._fails("sleep", entry.position):
                 self._end_all(entry.position)
                 self.state = "asleep"
@@ -108,11 +121,19 @@ class SimReplica:
                 self.evaluates = event.version
             case WeightUpdateRequested() if event.epoch == self.epoch and not self._fails("update", entry.position):
                 self._check_weights(event)
-                self._end_all(entry.position)
+                transport, num_bytes = self.weights.fetch(event)
+                if event.mode == "keep":
+                    self._keep_all()
+                else:
+                    self._end_all(entry.position)
                 self.state, self.version = "serving", event.version
                 self.say(
-                    WeightsApplied(replica=self.name, version=event.version, revision=event.revision, seconds=0.0), cause=entry.position
-                )
+                    WeightsApplied(
+                        replica=self.name, version=event.version, revision=event.revision, seconds=0.0,
+                        transport=transport, num_bytes=num_bytes,
+                    ),
+                    cause=entry.position,
+                )  # fmt: skip
             case KillRequested() | _:
                 pass
 
@@ -155,6 +176,12 @@ class SimReplica:
             self._finish(request, cause, "aborted", self._so_far(request))
         self.in_flight = {}
 
+    def _keep_all(self) -> None:
+        """All in flight have got some tokens further by now, and go on with other weights."""
+        for key, (request, _) in self.in_flight.items():
+            kept = self.kept.get(key, ())
+            self.kept[key] = _extended(kept, self.version, self._so_far(request) - _count(kept))
+
     def can_finish(self) -> list[tuple[str, int]]:
         """Requests whose answers may come to their end now."""
         slow, end = self.world.faults.slow, len(self.world.store.entries)
@@ -168,26 +195,57 @@ class SimReplica:
         if random.random() < self.world.faults.answer_error:
             self._finish(request, cause, "error", 0)
         else:
-            self._finish(request, cause, random.choice(("stop", "length")), random.randint(1, request.max_new_tokens))
+            least = max(1, _count(self.kept.get(key, ())))
+            self._finish(request, cause, random.choice(("stop", "length")), random.randint(least, request.max_new_tokens))
 
     def _so_far(self, request: GenerationRequested) -> int:
+        kept = _count(self.kept.get(_key(request), ()))
         if request.request in self.world.faults.slow:
-            return min(1, request.max_new_tokens)
-        return self.world.random.randint(0, request.max_new_tokens)
+            return min(kept + 1, request.max_new_tokens)
+        return self.world.random.randint(kept, request.max_new_tokens)
 
     def _finish(
         self, request: GenerationRequested, cause: int, outcome: Literal["stop", "length", "aborted", "refused", "error"], new_tokens: int
     ) -> None:
-        num_tokens = request.prefix_tokens + new_tokens if outcome in ("stop", "length", "aborted") else 0
+        told = outcome in ("stop", "length", "aborted")
+        num_tokens = request.prefix_tokens + new_tokens if told else 0
+        kept = self.kept.pop(_key(request), ())
+        before = self.world.spans[request.prefix.name] if request.prefix is not None else ()
+        spans = _joined([*before, *_extended(kept, self.version, new_tokens - _count(kept))]) if told else ()
         assert num_tokens <= self.world.plan.max_response_length, "an answer ran past the limit (C-23)"
+        blob = BlobRef(name=answer_blob(request.request, request.attempt), num_bytes=1, digest="0")
+        self.world.spans[blob.name] = spans
         fact = GenerationFinished(
             request=request.request,
             attempt=request.attempt,
             replica=self.name,
             outcome=outcome,
             num_tokens=num_tokens,
-            version_spans=((self.version, num_tokens),) if num_tokens else (),
-            blob=BlobRef(name=answer_blob(request.request, request.attempt), num_bytes=1, digest="0"),
+            version_spans=spans,
+            blob=blob,
         )
         twice = self.world.random.random() < self.world.faults.duplicate
         self.say(*([fact, fact] if twice else [fact]), cause=cause)
+
+
+def _key(request: GenerationRequested) -> tuple[str, int]:
+    return request.request, request.attempt
+
+
+def _count(spans: Spans) -> int:
+    return sum(count for _, count in spans)
+
+
+def _extended(spans: Spans, version: int, count: int) -> Spans:
+    return _joined([*spans, (version, count)])
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> Spans:
+    """Without empty ones, and those of one version as one."""
+    joined: list[tuple[int, int]] = []
+    for version, count in spans:
+        if joined and joined[-1][0] == version:
+            joined[-1] = (version, joined[-1][1] + count)
+        elif count:
+            joined.append((version, count))
+    return tuple(joined)

@@ -33,6 +33,7 @@ from services.controller.core import ControllerCore
 from services.rollouter.core import RollouterCore, Score
 from services.rollouter.evaluation import ScoreEvaluation
 from services.trainer.core import Checkpoint, Publish, Reload, Train, TrainerCore, Yield
+from tests.simulation.deltas import WHOLE_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -180,6 +181,8 @@ class SimTrainer(SimService):
         super().__init__(world, core, started)
         self.trainer = core
         self._state: tuple[int, str] | None = None
+        self._base: tuple[int, str] | None = None
+        """(version, digest) that it published last."""
 
     def to_do(self) -> list[Request]:
         return super().to_do()[:1]
@@ -225,7 +228,11 @@ class SimTrainer(SimService):
         newest, uri = self.trainer.books.publication, f"w{request.version}"
         kept = {uri, *self.trainer.evaluations.needed_uris, *([newest.uri] if newest is not None else [])}
         self.world.weights = {held: None for held in (*self.world.weights, uri) if held in kept}
-        return WeightsPublished(version=request.version, revision=0, transport="shm", uri=uri, digest=digest, num_bytes=1, seconds=0.0)
+        delta, self._base = self.world.deltas.publish(self._base, request.version, digest), (request.version, digest)
+        return WeightsPublished(
+            version=request.version, revision=0, transport="shm", uri=uri, digest=digest, num_bytes=WHOLE_BYTES, seconds=0.0, delta=delta,
+            direct=self.world.directs.publish(self.epoch),
+        )  # fmt: skip
 
     def _save(self, request: Checkpoint) -> Facts:
         step, digest = self._restore()

@@ -20,6 +20,7 @@ from services.controller.swing import Swing
 from services.rollouter.routes import Routes
 from services.trainer.core import TrainerCore
 from tests.simulation.check import run_seed, verify_log
+from tests.simulation.replicas import SimReplica
 from tests.simulation.services import OTHER_CODE
 from tests.simulation.world import World
 
@@ -137,6 +138,11 @@ def keep_the_planned_limit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Books, "apply", apply)
 
 
+def keep_what_is_to_be_aborted(patch: pytest.MonkeyPatch) -> None:
+    """A replica takes weights with answers in flight that it was to end first."""
+    patch.setattr(SimReplica, "_end_all", lambda self, cause: self._keep_all())
+
+
 PLANTS: list[Plant] = [
     forget_the_reload_barrier,
     yield_with_a_batch,
@@ -147,6 +153,7 @@ PLANTS: list[Plant] = [
     rebuild_in_log_order,
     forget_what_a_snapshot_holds,
     keep_the_planned_limit,
+    keep_what_is_to_be_aborted,
 ]
 
 

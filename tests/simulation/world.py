@@ -20,6 +20,8 @@ from bus.events import (
 from bus.memory_log import MemoryLog, MemoryStore
 from services.entry import FENCED
 from services.policy.core import PolicyCore
+from tests.simulation.deltas import Deltas
+from tests.simulation.directs import Directs
 from tests.simulation.knobs import Operator
 from tests.simulation.log import Crash, FaultyLog
 from tests.simulation.plans import POLICIES, Faults, draw_faults, draw_plan
@@ -50,6 +52,10 @@ class World:
         self.disk: dict[str, str] = {}
         self.weights: dict[str, None] = {}
         """Publications that can be loaded."""
+        self.deltas = Deltas(self.plan.run)
+        self.directs = Directs(self.plan.run)
+        self.spans: dict[str, tuple[tuple[int, int], ...]] = {}
+        """Payload of an answer, or of a part of one -> its (version, tokens) in order."""
         self.snapshots: dict[tuple[str, str], tuple[int, bytes]] = {}
         """(source, code) -> (position, core) of the newest snapshot."""
         self.ticks = 0
