@@ -8,7 +8,7 @@ model whenever a process starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -24,11 +24,18 @@ CYCLE_STEP = "cycle_step"
 Weights = dict[str, torch.Tensor]
 
 
-class AnchorWeights:
-    """Made from the `parameters` (by name, live) while they are the initial ones."""
+Own = Callable[[torch.Tensor], torch.Tensor]
 
-    def __init__(self, config: LearnerConfig, parameters: Mapping[str, torch.Tensor]) -> None:
+
+class AnchorWeights:
+    """Made from the `parameters` (by name, live) while they are the initial ones.
+
+    `own`: what this process has of a tensor, where `parameters` are shared out over several.
+    """
+
+    def __init__(self, config: LearnerConfig, parameters: Mapping[str, torch.Tensor], own: Own = torch.Tensor.detach) -> None:
         self._parameters = parameters
+        self._own = own
         self._keeps_cycle = config.old_logprobs == "recompute"
         self._cycle_step = 0
         self._cycle_start: Weights = {}
@@ -80,7 +87,7 @@ class AnchorWeights:
             )
         if cycle_step == step or not self._keeps_cycle:
             return cycle_step, {}
-        weights = dict(checkpoint.part(CYCLE_START))
+        weights = {name: self._own(tensor) for name, tensor in checkpoint.part(CYCLE_START).items()}
         if {name: tensor.shape for name, tensor in weights.items()} != {name: tensor.shape for name, tensor in self._parameters.items()}:
             raise CheckpointError(f"{checkpoint.folder / CYCLE_START}.safetensors is of another model: use an older checkpoint")
         device = next(iter(self._parameters.values())).device

@@ -69,6 +69,18 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
         layer.training = True  # what is asked for when it decides; all below it stays in eval mode
 
 
+def own_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state without the further names of tied weights: each under the first of its names, as in a saved Hugging Face folder."""
+    named: dict[str, torch.Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in state.items():
+        storage = (tensor.data_ptr(), tensor.shape)
+        if storage not in seen:
+            seen.add(storage)
+            named[name] = tensor
+    return named
+
+
 def vocabulary_size(model: PreTrainedModel) -> int:
     """Number of token ids that the model embeds."""
     embeddings = model.get_input_embeddings()

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bus.disk import flush, room
 from bus.errors import CheckpointError
 from services.learner.digests import file_digest
+from services.learner.tensor_file import Later, write_tensors
 
 STATE_FILE = "state.json"
 DIGESTS_FILE = "digests.json"
@@ -56,7 +56,11 @@ class Checkpoint:
         return step
 
 
-def write_checkpoint(folder: Path, state: State, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+Part = Mapping[str, torch.Tensor] | Mapping[str, Later]
+"""Tensors to be saved; those that come later are in memory one at a time."""
+
+
+def write_checkpoint(folder: Path, state: State, parts: Mapping[str, Part]) -> None:
     """Writes the folder; it must not exist. Raises CheckpointError when it does or when writing fails, and then leaves nothing."""
     if folder.exists():
         raise CheckpointError(f"{folder} exists: a checkpoint is never overwritten, choose another name or remove it")
@@ -66,9 +70,10 @@ def write_checkpoint(folder: Path, state: State, parts: Mapping[str, Mapping[str
         _write_files(partial, state, parts)
         partial.rename(folder)
         flush(folder.parent)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot write checkpoint {folder}: {error}; {room(folder)}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_checkpoint(folder: Path, parts: Collection[str] | None = None) -> Checkpoint:
@@ -88,6 +93,18 @@ def read_checkpoint(folder: Path, parts: Collection[str] | None = None) -> Check
     return Checkpoint(folder, _read_json(folder / STATE_FILE), {name.stem: load_file(folder / name) for name in names})
 
 
+def first_difference(saved: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size]) -> str:
+    """In what the tensors of a checkpoint are not those of the model, for a message."""
+    for name in sorted(saved.keys() | expected.keys()):
+        if name not in saved:
+            return f"lacks {name}"
+        if name not in expected:
+            return f"has {name}, which the model lacks"
+        if saved[name].shape != expected[name]:
+            return f"has {name} with shape {list(saved[name].shape)}, the model's has {list(expected[name])}"
+    return "does not differ"
+
+
 def remove_partial_checkpoints(parent: Path) -> Sequence[Path]:
     """Removes what writers that were killed left in `parent`; only while nobody writes there. Returns what it removed."""
     leftovers = sorted(path for path in parent.glob(f".*{_PARTIAL}*") if path.is_dir())
@@ -96,9 +113,10 @@ def remove_partial_checkpoints(parent: Path) -> Sequence[Path]:
     return leftovers
 
 
-def _write_files(partial: Path, state: State, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+def _write_files(partial: Path, state: State, parts: Mapping[str, Part]) -> None:
     for name, tensors in parts.items():
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial / f"{name}.safetensors")
+        later = {key: tensor if isinstance(tensor, Later) else Later.of(tensor) for key, tensor in tensors.items()}
+        write_tensors(later, partial / f"{name}.safetensors")
     (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=1, sort_keys=True) + "\n")
     files = sorted(partial.iterdir())
     (partial / DIGESTS_FILE).write_text(json.dumps({path.name: file_digest(path) for path in files}, indent=1) + "\n")

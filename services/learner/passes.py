@@ -127,6 +127,11 @@ def cut(answers: Sequence[ScoredAnswer], layout: Layout, max_tokens: int) -> lis
     return runs
 
 
+def is_idle(answers: Sequence[ScoredAnswer]) -> bool:
+    """The answers have no part in the loss: their pass only keeps one of several ranks in step."""
+    return all(answer.share == 0 for answer in answers)
+
+
 def build(answers: Sequence[ScoredAnswer], layout: Layout) -> Pass:
     """The tensors of one pass over `answers` (at least one, each with a prompt and tokens), on the CPU."""
     return _packed(answers) if layout == "packed" else _padded(answers)

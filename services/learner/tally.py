@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -51,7 +53,46 @@ class Tally:
 
     def results(self) -> dict[str, float]:
         """Every name with its mean over all or some tokens, its sum, or its maximum."""
-        means = {name: float(total) / self._num_tokens for name, total in self._sums.items()}
-        of_some = {name: float(total) / float(count) for name, (total, count) in self._some.items() if count}
-        others = {name: float(value) for name, value in (*self._totals.items(), *self._maxima.items())}
-        return means | of_some | {name: value for name, value in others.items() if value != -math.inf}
+        return joined([self.parts()], self._num_tokens)
+
+    def parts(self) -> TallyParts:
+        """What has arrived so far, to be joined with what arrived elsewhere."""
+        return TallyParts(
+            sums={name: float(total) for name, total in self._sums.items()},
+            some={name: (float(total), float(count)) for name, (total, count) in self._some.items()},
+            totals={name: float(total) for name, total in self._totals.items()},
+            highest={name: float(value) for name, value in self._maxima.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TallyParts:
+    """Sums over the tokens of one tally, under their names; `some`: over the chosen tokens, and how many they were."""
+
+    sums: Mapping[str, float]
+    some: Mapping[str, tuple[float, float]]
+    totals: Mapping[str, float]
+    highest: Mapping[str, float]
+
+
+def joined(parts: Sequence[TallyParts], num_tokens: int) -> dict[str, float]:
+    """The results of tallies that together had `num_tokens` tokens; the order of the parts belongs to the bits."""
+    means = {name: total_of(part.sums.get(name, 0.0) for part in parts) / num_tokens for name in _names(part.sums for part in parts)}
+    of_some: dict[str, float] = {}
+    for name in _names(part.some for part in parts):
+        there = [part.some[name] for part in parts if name in part.some]
+        count = total_of(counted for _, counted in there)
+        of_some |= {name: total_of(total for total, _ in there) / count} if count else {}
+    totals = {name: total_of(part.totals.get(name, 0.0) for part in parts) for name in _names(part.totals for part in parts)}
+    highest = {name: max(part.highest.get(name, -math.inf) for part in parts) for name in _names(part.highest for part in parts)}
+    return means | of_some | totals | {name: value for name, value in highest.items() if value != -math.inf}
+
+
+def total_of(values: Iterable[float]) -> float:
+    """The sum, rounded once; of values that are not all finite, what is not finite in them."""
+    there = list(values)
+    return math.fsum(there) if all(map(math.isfinite, there)) else sum(there)
+
+
+def _names(mappings: Iterable[Mapping[str, object]]) -> list[str]:
+    return list(dict.fromkeys(name for mapping in mappings for name in mapping))
