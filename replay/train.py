@@ -71,7 +71,9 @@ class Retraining:
         return copied if copied.is_dir() else None
 
     def run(self, first: int | None, last: int | None) -> tuple[Report, Learner]:
-        """Trains from version `first` to version `last`, None for the first and the last that there are; the learner is at the end of it.
+        """Trains from version `first` to version `last`, None for the first and the last that there are.
+
+        The learner is at the end of it; the caller closes it.
 
         Raises ConfigError for versions and settings that cannot be, BlobMissing, LogError.
         """
@@ -81,12 +83,16 @@ class Retraining:
         other = self._changed(planned)
         report = Report(first, last, self.overrides)
         learner = planned_learner(self.plan, _where_it_can(planned, other), self.model)
-        at = self._start(learner, begin, report)
-        if self._may_go_on(report):
-            self._train(learner, at, end if other is None else begin, report)
-        if other is not None and not report.error:
-            learner = self._with_settings(learner, other)
-            self._train(learner, begin, end, report, changed=True)
+        try:
+            at = self._start(learner, begin, report)
+            if self._may_go_on(report):
+                self._train(learner, at, end if other is None else begin, report)
+            if other is not None and not report.error:
+                learner = self._with_settings(learner, other)
+                self._train(learner, begin, end, report, changed=True)
+        except BaseException:
+            learner.close()
+            raise
         return report, learner
 
     def _versions(self, first: int, last: int | None) -> tuple[int, int]:
@@ -156,6 +162,7 @@ class Retraining:
         with tempfile.TemporaryDirectory(prefix="swingshift-") as folder:
             state = Path(folder) / "state"
             learner.save(state)
+            learner.close()
             changed_learner = planned_learner(self.plan, settings, self.model)
             changed_learner.load(state)
         return changed_learner

@@ -45,9 +45,12 @@ def train_command(folder: Path, first: int | None, last: int | None, overrides: 
         steps = trained_steps(rows, folder)
         retraining = Retraining(folder, steps, payloads, lambda batches, what: bar.follow(batches, what, len(batches)), overrides)
         report, learner = retraining.run(first, last)
-    _print(folder, report, differences, time.monotonic() - began)
-    if to is not None:
-        _write(to, report, retraining, learner)
+    try:
+        _print(folder, report, differences, time.monotonic() - began)
+        if to is not None:
+            _write(to, report, retraining, learner)
+    finally:
+        learner.close()
     return report.passed
 
 

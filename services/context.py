@@ -18,7 +18,7 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from services.agreement import Publishing
 from services.config import SCRIPTED, RunConfig
-from services.devices import tensor_parallel_size
+from services.devices import is_cuda, share_of, tensor_parallel_size
 from services.engines.vllm_installed import usable_vllm
 from services.local_settings import with_local_settings
 from services.plan import config_of, engine_config
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TRAINER = "trainer"
 REPLICA = "replica"
 POLICY = "policy"
 CONTROLLER = "controller"
@@ -91,6 +92,17 @@ class ServiceContext:
         return "" if self.config.devices == "unpinned" else self.device
 
     @property
+    def own_device(self) -> str:
+        """What this process has of the device: of cores that a trainer's ranks share out, those of rank 0."""
+        ranks = self.config.actor.ranks if self.service == TRAINER else 1
+        return self.device if is_cuda(self.device) else share_of(self.device, 0, ranks)
+
+    @property
+    def own_cores(self) -> str:
+        """What this process is bound to of `cores`."""
+        return self.own_device if self.cores else ""
+
+    @property
     def weights_folder(self) -> Path:
         """Where published weights lie that are not in shared memory."""
         return self.config.weights.folder or self.folder / "weights"
@@ -128,9 +140,10 @@ class ServiceContext:
             from services.learner.scripted import ScriptedLearner
 
             return ScriptedLearner(self.config.scripted.seconds_per_step)
-        from services.learner.hf import HfLearner
+        from services.learner.making import make_model_learner
 
-        return HfLearner(self.config.actor, self.plan.total_steps, publishing=Publishing.of(self.plan), offloaded=offloaded)
+        publishing = Publishing.of(self.plan)
+        return make_model_learner(self.config.actor, self.plan.total_steps, publishing, device=self.cores, offloaded=offloaded)
 
     def engine_settings(self) -> EngineConfig:
         """What the engine of this replica is set to: as the run says, on the devices of this one."""

@@ -2,6 +2,7 @@
 
 2 cores, one standalone and one hybrid replica:   core 0: s0        core 1: trainer, h0        both: everybody else
 4 GPUs, one hybrid and three standalone ones:     cuda:0: trainer, h0        cuda:1: s0        cuda:2: s1        cuda:3: s2
+the same with actor.ranks 2, two of each kind:    cuda:0: trainer, h0        cuda:1: trainer, h1        cuda:2: s0        cuda:3: s1
 
 GPUs are numbered as this process sees them: with CUDA_VISIBLE_DEVICES, cuda:0 is the first of those.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def cores_of(device: str) -> tuple[int, ...]:
     return tuple(int(core) for core in device.split(",") if core)
 
 
+def share_of(device: str, rank: int, ranks: int) -> str:
+    """What one of several ranks has of a device: as many parts as the others, or with fewer parts than ranks, one that others have, too."""
+    parts = device.split(",") if device else []
+    if len(parts) < ranks:
+        return parts[rank % len(parts)] if parts else ""
+    return ",".join(parts[len(parts) * rank // ranks : len(parts) * (rank + 1) // ranks])
+
+
 def assign_devices(config: RunConfig, machine: Machine) -> dict[str, str]:
     """Service -> device. Raises ConfigError for a device that is not there, or more than one holder can have."""
     if config.devices == "unpinned":
@@ -106,21 +115,31 @@ def _share_out(names: Sequence[str], cores: Sequence[int]) -> dict[str, list[int
 
 
 def _gpus(config: RunConfig, machine: Machine) -> dict[str, str]:
-    """GPU 0 is the trainer's, which hybrid replicas share; each standalone replica has others of its own."""
-    each = gpus_wanted(config)
-    needed = 1 + each * config.replicas.standalone
+    """The first GPUs are the trainer's, one a rank, which hybrid replicas share; each standalone replica has others of its own."""
+    each, ranks = gpus_wanted(config), config.actor.ranks
+    needed = ranks + each * config.replicas.standalone
     if needed > machine.gpus:
         apiece = f" of {each} GPUs each" if each > 1 else ""
+        trainer = f"actor.ranks {ranks}" if ranks > 1 else "actor.device is cuda"
         raise ConfigError(
-            f"actor.device is cuda with {config.replicas.standalone} standalone replicas{apiece}: that takes {needed} GPUs, this machine "
+            f"{trainer} with {config.replicas.standalone} standalone replicas{apiece}: that takes {needed} GPUs, this machine "
             f"has {machine.gpus}; lower replicas.standalone, or name the devices under `devices`"
         )
-    home = {REPLICA + name: f"{CUDA}0" for name in config.replicas.hybrid_names}
+    # A hybrid one that wants more GPUs than there are ranks gets what there is, which is refused with its reason (`check_parallel`).
+    shared = min(each, ranks)
+    home = {
+        REPLICA + name: _named((number * shared + gpu) % ranks for gpu in range(shared))
+        for number, name in enumerate(config.replicas.hybrid_names)
+    }
     others = {
-        REPLICA + name: ",".join(f"{CUDA}{gpu}" for gpu in range(1 + number * each, 1 + (number + 1) * each))
+        REPLICA + name: _named(range(ranks + number * each, ranks + (number + 1) * each))
         for number, name in enumerate(config.replicas.standalone_names)
     }
-    return {"trainer": f"{CUDA}0"} | home | others
+    return {"trainer": _named(range(ranks))} | home | others
+
+
+def _named(gpus: Iterable[int]) -> str:
+    return ",".join(f"{CUDA}{gpu}" for gpu in gpus)
 
 
 def _check_there(devices: Mapping[str, str], machine: Machine) -> None:

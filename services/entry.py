@@ -22,9 +22,10 @@ from bus.errors import ConfigError, Fenced, SwingshiftError
 from bus.log import WHATEVER
 from services.code import service_code
 from services.config import SCRIPTED
-from services.context import ServiceContext, make_context, read_plan
+from services.context import TRAINER, ServiceContext, make_context, read_plan
 from services.devices import cores_of, is_cuda
 from services.learner.environment import set_threads
+from services.learner.sharded.torchrun import Torchrun
 from services.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,9 @@ def run_service(
     log_to_stderr()
     try:
         context = context_for(service, url, run, folder, name, supervised=supervised, request=request, candidate=candidate, after=after)
-        set_threads(context.device)
-        return run_main(context)
+        set_threads(context.own_device)
+        torchrun = Torchrun.here() if service == TRAINER else None
+        return run_main(context) if torchrun is None or torchrun.rank == 0 else run_follower(context, torchrun)
     except ConfigError as error:
         logger.error("cannot start: service=%s run=%s error=%s", service, run, error)
         return MISTAKEN
@@ -131,7 +133,7 @@ def run_main(context: ServiceContext) -> int:
         if what in HEAVY and context.config.model.path != SCRIPTED:
             importlib.import_module(HEAVY[what])
         if not context.in_process:
-            pin(context.cores)
+            pin(context.own_cores)
             _end_on_signals()
         device = context.device or "any"
         logger.info("service starts: service=%s run=%s pid=%d device=%s code=%s", source, context.run, os.getpid(), device, context.code)
@@ -150,6 +152,13 @@ def run_main(context: ServiceContext) -> int:
         return FAILED
     logger.info("service ended: service=%s", source)
     return ENDED
+
+
+def run_follower(context: ServiceContext, torchrun: Torchrun) -> int:
+    """Runs a rank of the trainer other than rank 0, which alone speaks to the log; returns the exit code."""
+    from services.learner.sharded.follow import follow_torchrun
+
+    return follow_torchrun(context.config.actor, torchrun)
 
 
 def _terminated() -> type[BaseException]:

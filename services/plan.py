@@ -16,7 +16,7 @@ from policies.registry import nearest
 from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RolloutConfig, RunConfig
 from services.config_file import make_config
 from services.data.planning import DataPlan, plan_data, with_absolute_paths
-from services.devices import Machine, assign_devices, check_memory, check_parallel, is_cuda, this_machine
+from services.devices import Machine, assign_devices, check_memory, check_parallel, cores_of, is_cuda, this_machine
 from services.engine_defaults import check_heads
 from services.engines.config import EngineConfig, VllmConfig
 from services.learner.config import LearnerConfig
@@ -114,7 +114,7 @@ def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
     )
     lengths = _lengths(config, data)
     trainer = devices.get("trainer", "")
-    threads = config.actor.num_threads or (len(trainer.split(",")) if trainer and not is_cuda(trainer) else 1)
+    threads = config.actor.num_threads or _cores_of_a_rank(trainer, config.actor.ranks)
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(
@@ -127,6 +127,11 @@ def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
             "weights": config.weights.model_copy(update={"dtype": wire_dtype(config)}),
         }
     )
+
+
+def _cores_of_a_rank(trainer: str, ranks: int) -> int:
+    """Cores of the trainer's device that one of its ranks has; 1 when it has none, as on a GPU."""
+    return 1 if is_cuda(trainer) else max(1, len(cores_of(trainer)) // ranks)
 
 
 def config_of(plan: RunPlanned) -> RunConfig:
@@ -192,6 +197,8 @@ def _check(config: RunConfig) -> None:
         )
     if config.rollout.engine == "vllm" and config.model.path == BUILTIN and config.actor.device == "cpu":
         check_heads(config.model.shape.hidden_size, config.model.shape.num_heads)
+    if config.model.path == SCRIPTED and config.actor.ranks > 1:
+        raise ConfigError(f"actor.ranks is {config.actor.ranks} and model.path is {SCRIPTED}: there is no model to share out")
     scripted = config.scripted
     if scripted.shortest_answer > scripted.longest_answer:
         raise ConfigError(

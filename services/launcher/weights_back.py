@@ -144,6 +144,7 @@ class Remake:
                 say(_PROGRESS, f"{redone.step - begun} {last - begun}")
                 if redone.step in self._wanted:
                     self._keep(learner, self._wanted[redone.step])
+        learner.close()
 
     def _learner(self) -> Learner:
         from services.config import SCRIPTED

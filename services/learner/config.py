@@ -15,7 +15,7 @@ KlEstimate = Literal["k1", "k3"]
 
 
 class LearnerConfig(BaseModel):
-    """One learner. Everything here except `num_threads` and `device` is arithmetic: changing it changes the weights."""
+    """One learner. Everything here except `num_threads`, `device` and `rank_timeout_s` is arithmetic: changing it changes the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -101,6 +101,11 @@ class LearnerConfig(BaseModel):
     """Threads of one operation on the CPU; None leaves the process's setting. It can change bits, as the order of sums does."""
     deterministic: bool = True
     """Only algorithms that give the same bits each time; an operation that has none raises."""
+    ranks: int = Field(default=1, ge=1, le=1024)
+    """Processes that share the model out (FSDP2), each with a GPU, or a part of the cores, of its own. Sums in another order than one
+    rank's: the same bits need the same number of ranks."""
+    rank_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Seconds after which a rank that others wait for is given up, and the trainer ends and is started again."""
     max_tokens_per_micro_batch: int = Field(default=2048, ge=1)
     """Answer tokens of one micro batch (`micro_batches.plan_micro_batches`). A forward and backward pass holds at most twice as many,
     prompts included; what is over this is cut into several passes."""

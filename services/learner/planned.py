@@ -22,11 +22,11 @@ def planned_learner(plan: RunPlanned, settings: LearnerConfig | None = None, mod
         from services.learner.scripted import ScriptedLearner
 
         return ScriptedLearner()
-    from services.learner.hf import HfLearner
+    from services.learner.making import make_model_learner
 
     chosen = settings or config.actor
     chosen = chosen if model is None else chosen.model_copy(update={"model": str(model)})
-    return HfLearner(chosen, plan.total_steps, publishing=Publishing.of(plan))
+    return make_model_learner(chosen, plan.total_steps, Publishing.of(plan))
 
 
 def planned_settings(plan: RunPlanned) -> LearnerConfig | None:

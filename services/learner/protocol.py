@@ -55,3 +55,6 @@ class Learner(Protocol):
 
     def reload(self) -> None:
         """Undoes `offload`; weights are bit-identical to those before. Twice is once."""
+
+    def close(self) -> None:
+        """Ends what the learner started; nothing else is asked of it any more. Twice is once."""

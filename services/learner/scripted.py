@@ -79,3 +79,6 @@ class ScriptedLearner:
 
     def reload(self) -> None:
         """Nothing to move."""
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -121,6 +121,9 @@ class TrainerPerformer:
                 self._tidy(request)
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.shell.fail(error)
+        finally:
+            if self._learner is not None:
+                self._learner.close()
 
     def _perform(self, request: Request) -> Facts:
         match request:

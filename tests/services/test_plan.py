@@ -122,6 +122,28 @@ def test_gpus_are_assigned_and_must_suffice() -> None:
     assert "that takes 2 GPUs, this machine has 1" in refusal(Machine((0,), gpus=1), **cuda)
 
 
+def test_each_rank_of_the_trainer_has_a_gpu_which_hybrid_replicas_share() -> None:
+    settings: dict[str, object] = {"actor": {"device": "cuda", "ranks": 2}, "replicas": {"standalone": 1, "hybrid": 2}}
+    assert planned(Machine((0,), gpus=3), **settings).devices == {
+        "trainer": "cuda:0,cuda:1", "replica:s0": "cuda:2", "replica:h0": "cuda:0", "replica:h1": "cuda:1",
+    }  # fmt: skip
+    words = refusal(Machine((0,), gpus=2), **settings)
+    assert "actor.ranks 2 with 1 standalone replicas: that takes 3 GPUs, this machine has 2" in words
+
+
+def test_ranks_share_out_the_trainers_cores_and_their_threads() -> None:
+    settings: dict[str, object] = {"actor": {"ranks": 2}, "replicas": {"standalone": 0, "hybrid": 1}}
+    plan = planned(Machine((0, 1, 2, 3)), **settings)
+    assert plan.devices["trainer"] == "0,1,2,3"
+    assert config_of(plan).actor.num_threads == 2
+    assert config_of(planned(Machine((0,)), **settings)).actor.num_threads == 1
+
+
+def test_a_run_without_a_model_has_nothing_that_ranks_could_share_out() -> None:
+    words = refusal(Machine((0, 1)), actor={"ranks": 2}, model={"path": "scripted"}, rollout={"engine": "scripted"})
+    assert "actor.ranks is 2 and model.path is scripted: there is no model to share out" in words
+
+
 def test_c30_shares_of_one_devices_memory_are_checked_together() -> None:
     one_gpu: dict[str, object] = {"trainer": "cuda:0", "replica:s0": "cuda:0", "replica:h0": "cuda:0"}
     words = refusal(Machine((0,), gpus=1), devices=one_gpu)
