@@ -33,8 +33,8 @@ from services.samples import Answer, SampleGroup, VersionSpan
 from services.tasks.model import ModelShape, make_model
 from services.tasks.protocol import Task
 from services.tasks.sorting import SortingTask
-from services.weight_fetcher import WeightFetcher
-from services.weights import WeightNotice, WeightStore
+from services.weights.fetcher import WeightFetcher
+from services.weights.store import WeightNotice, WeightStore
 
 WARM_UP = 8
 """Steps before the first comparison: AdamW's first ones move every element by the whole learning rate."""

@@ -34,7 +34,7 @@ from services.context import REPLICA, make_context, read_plan
 from services.engines.config import EngineConfig
 from services.engines.protocol import Sampling
 from services.engines.vllm_processes import descendants
-from services.weights import WeightNotice, WeightStore
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
 
 RUN = "vllm-swings"

@@ -26,7 +26,7 @@ from services.policy.making import make_policy
 from services.policy.source import read_source
 from services.precision import engine_environment, expected_difference
 from services.transfer.choice import check_transport
-from services.weight_settings import wire_dtype
+from services.weights.settings import wire_dtype
 
 OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len", "vllm", "memory_share", "kwargs")
 """Settings of the engine that are worked out here or in the replica."""

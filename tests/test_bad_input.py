@@ -29,7 +29,7 @@ from services.config_file import make_config
 from services.devices import Machine
 from services.learner.checkpoint import write_checkpoint
 from services.plan import plan_run
-from services.weights import WeightStore
+from services.weights.store import WeightStore
 from tests.bus.factories import plan, steps
 from tests.disks import SmallDisk, largest_file
 from tests.serving import COMMAND, PATIENCE_S, QUIET, SCRIPTED, swingshift, write_config

@@ -101,7 +101,7 @@ def _weights(place: VersionPlaces) -> tuple[Mapping[str, torch.Tensor], str]:
     from services.learner.checkpoint import MODEL, read_checkpoint
     from services.learner.digests import weights_digest
     from services.learner.wire import as_published
-    from services.weights import load_weights
+    from services.weights.store import load_weights
 
     troubles: list[str] = []
     if place.published is not None:

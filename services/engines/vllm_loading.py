@@ -28,7 +28,7 @@ from services.engines.embedded_weights import Weights, tied_names
 from services.engines.protocol import DirectTransfer
 from services.engines.vllm_server import VllmServer
 from services.learner.digests import weights_digest
-from services.weights import WeightsFile
+from services.weights.store import WeightsFile
 
 logger = logging.getLogger(__name__)
 

@@ -59,7 +59,7 @@ def make_run_folder(root: Path, run: str) -> Path:
 
 
 def shm_folder(run: str) -> Path:
-    """Where `services.weights` publishes in shared memory; what lies there when a run has ended is of no use to anybody."""
+    """Where `services.weights.store` publishes in shared memory; what lies there when a run has ended is of no use to anybody."""
     return Path("/dev/shm") / f"swingshift-{run}"
 
 

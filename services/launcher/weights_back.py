@@ -113,7 +113,7 @@ class Remake:
         from services.learner.checkpoint import MODEL, read_checkpoint
         from services.learner.digests import weights_digest
         from services.learner.wire import as_published
-        from services.weights import put_back
+        from services.weights.store import put_back
 
         for saved in reversed(self._record.checkpoints):
             if saved.step == step:
@@ -162,7 +162,7 @@ class Remake:
     def _keep(self, learner: Learner, publication: WeightsPublished) -> None:
         from services.learner.digests import weights_digest
         from services.learner.wire import as_published
-        from services.weights import put_back
+        from services.weights.store import put_back
 
         weights = as_published(learner.weights(), publication.dtype)
         digest = weights_digest(weights)

@@ -50,7 +50,7 @@ from services.samples import PartialAnswer, pack_answer, unpack_answer, unpack_t
 from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT, Terminated
 from services.transfer.making import make_taker
 from services.transfer.ways import WeightWays
-from services.weight_fetcher import WeightFetcher
+from services.weights.fetcher import WeightFetcher
 
 logger = logging.getLogger(__name__)
 

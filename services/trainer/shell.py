@@ -42,8 +42,8 @@ from services.trainer.waiting import WaitingClock
 from services.transfer.choice import retained_by
 from services.transfer.making import handing_out
 from services.transfer.outlet import Outlet
-from services.weight_settings import published_dtype
-from services.weights import WeightStore
+from services.weights.settings import published_dtype
+from services.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
 

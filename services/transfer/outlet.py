@@ -24,7 +24,7 @@ import bus.die_with_parent
 from bus.errors import ConfigError
 from bus.events import DirectWeights
 from services.transfer.choice import Giver
-from services.weights import WeightNotice
+from services.weights.store import WeightNotice
 
 logger = logging.getLogger(__name__)
 

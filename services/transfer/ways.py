@@ -11,7 +11,7 @@ from typing import Protocol
 from bus.errors import EngineError, TransferError
 from services.engines.protocol import Engine
 from services.transfer.taker import DirectTaker, Incoming
-from services.weight_fetcher import Loaded, Notice, WeightFetcher
+from services.weights.fetcher import Loaded, Notice, WeightFetcher
 
 
 class Ready(Protocol):

@@ -36,7 +36,7 @@ from services.context import REPLICA, ServiceContext, make_context
 from services.payloads import answer_blob, prompt_blob
 from services.plan import plan_run
 from services.samples import PartialAnswer, pack_tokens, unpack_answer
-from services.weights import WeightNotice
+from services.weights.store import WeightNotice
 
 E = TypeVar("E", bound=Event)
 

@@ -23,7 +23,7 @@ from services.monitor.report import print_summary
 from services.monitor.summary import Summary
 from services.plan import plan_run
 from services.precision import engine_dtype, expected_difference, logprob_space
-from services.weight_settings import wire_dtype
+from services.weights.settings import wire_dtype
 
 
 def step_done(step: int, version: int, mean: float | None) -> StepDone:

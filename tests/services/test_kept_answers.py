@@ -17,7 +17,7 @@ from services.engines.protocol import Engine, Sampling
 from services.engines.script import Fault, Operation, Script
 from services.engines.scripted import ScriptedEngine
 from services.replica.shell import Replica
-from services.weights import WeightNotice, WeightStore
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
 
 LONG = 100_000

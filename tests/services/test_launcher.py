@@ -322,7 +322,7 @@ def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
 def test_weights_in_shared_memory_lie_where_they_are_removed() -> None:
     import torch
 
-    from services.weights import WeightStore
+    from services.weights.store import WeightStore
 
     run = f"test-{os.getpid()}"
     store = WeightStore(run, "shm")

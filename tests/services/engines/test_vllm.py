@@ -20,7 +20,7 @@ from services.engines.vllm_flights import to_output
 from services.engines.vllm_folder import PREFIX
 from services.engines.vllm_probe import missing
 from services.engines.vllm_server import VllmServer
-from services.weights import WeightStore, load_weights
+from services.weights.store import WeightStore, load_weights
 from tests.disks import largest_file
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, own_logprobs, random_model, wait_for_tokens, weights_of

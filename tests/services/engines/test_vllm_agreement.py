@@ -16,7 +16,7 @@ from services.engines.vllm import VllmEngine
 from services.learner.config import LearnerConfig
 from services.learner.hf import HfLearner
 from services.samples import Answer, SampleGroup, VersionSpan
-from services.weights import WeightStore, load_weights
+from services.weights.store import WeightStore, load_weights
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import VOCAB, ask, collect, random_model
 from tests.services.engines.vllm_factories import vllm_model

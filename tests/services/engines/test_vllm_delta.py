@@ -9,8 +9,8 @@ import torch
 
 from bus.events import WeightUpdateRequested
 from services.engines.vllm_server import VllmServer
-from services.weight_fetcher import Loaded, WeightFetcher
-from services.weights import WeightNotice, WeightStore
+from services.weights.fetcher import Loaded, WeightFetcher
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import VOCAB, Workshop, ask, collect, random_model
 from tests.services.engines.vllm_factories import vllm_model

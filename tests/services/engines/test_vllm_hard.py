@@ -22,7 +22,7 @@ from services.engines.vllm_processes import alive as still_there
 from services.engines.vllm_processes import descendants
 from services.engines.vllm_server import VllmServer
 from services.replica.shell import KILLED
-from services.weights import WeightsFile, WeightStore
+from services.weights.store import WeightsFile, WeightStore
 from tests.services.director import Director
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect, own_logprobs, random_model, wait_for_tokens, weights_of

@@ -20,7 +20,7 @@ from services.engines.protocol import Engine, Sampling
 from services.engines.vllm import VllmEngine
 from services.engines.vllm_server import VllmServer
 from services.replica.shell import Replica
-from services.weights import WeightNotice, WeightStore
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import LONG, VOCAB, random_model, weights_of

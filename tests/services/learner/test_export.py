@@ -25,7 +25,7 @@ from services.learner.digests import weights_digest
 from services.learner.hf import HfLearner
 from services.learner.wire import as_published
 from services.plan import plan_run
-from services.weights import WeightStore
+from services.weights.store import WeightStore
 from tests.services.learner.factories import save_tiny_qwen2, tokenizer
 from tests.services.learner.test_hf import make_learner, train
 

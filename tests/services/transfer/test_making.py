@@ -17,7 +17,7 @@ from services.config_file import make_config
 from services.payloads import token_blob
 from services.transfer import outlet
 from services.transfer.making import handing_out
-from services.weights import WeightNotice
+from services.weights.store import WeightNotice
 
 ON_GPUS = {"trainer": "cuda:0", "replica:s0": "cuda:1", "replica:h0": "cuda:0"}
 NOTICE = WeightNotice(1, 0, "shm", "file:///dev/shm/somewhere", "", 0, 0.0)

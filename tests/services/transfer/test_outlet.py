@@ -20,7 +20,7 @@ from services.transfer.greeting import new_token
 from services.transfer.outlet import COMMAND, Outlet
 from services.transfer.process import Settings, makers, read
 from services.transfer.taker import DirectTaker
-from services.weights import WeightNotice, WeightStore
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.transfer.factories import LIMIT_S, Engine, children_of, some_weights
 
 GIVER = Giver("here", ("cuda:0", "cuda:1"), ("gloo",))

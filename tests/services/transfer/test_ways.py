@@ -18,8 +18,8 @@ from services.transfer.choice import Choice, Taker
 from services.transfer.endpoint import Publication
 from services.transfer.taker import DirectTaker, way_of
 from services.transfer.ways import WeightWays
-from services.weight_fetcher import Loaded, WeightFetcher
-from services.weights import WeightNotice, WeightStore
+from services.weights.fetcher import Loaded, WeightFetcher
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.transfer.factories import Engine as Calls
 from tests.services.transfer.factories import Stage, some_weights, stage
 

@@ -22,10 +22,10 @@ from bus.errors import WeightsError
 from bus.events import WakeRequested, WeightsDelta, WeightUpdateRequested
 from services.engines.protocol import Engine
 from services.places import published_file
-from services.weight_copy import WeightCopy
-from services.weight_delta import BASE
-from services.weight_files import SHM, WeightsFile, read_tensors
-from services.weights import load_weights
+from services.weights.delta import BASE
+from services.weights.files import SHM, WeightsFile, read_tensors
+from services.weights.memory_copy import WeightCopy
+from services.weights.store import load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from bus.errors import WeightsError
-from services.weight_delta import Bits, apply
-from services.weight_files import WeightsFile, read_tensors, read_weights
+from services.weights.delta import Bits, apply
+from services.weights.files import WeightsFile, read_tensors, read_weights
 
 _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header; the header, JSON, says where each tensor lies behind it."""

@@ -16,7 +16,7 @@ from services.engines.protocol import Sampling
 from services.engines.script import Fault, Operation, Script, varying_length
 from services.engines.scripted import ScriptedEngine
 from services.replica.shell import Replica
-from services.weights import WeightNotice, WeightStore
+from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
 
 

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from bus.errors import WeightsError
-from services.gaps import CHUNK, Positions, decode, encode, most_bytes
+from services.weights.gaps import CHUNK, Positions, decode, encode, most_bytes
 
 BASE = "base"
 """Key in the file's metadata of the digest of the weights that it is to be applied to."""

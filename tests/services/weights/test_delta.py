@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bus.errors import WeightsError
 from services import gaps
-from services.gaps import decode, encode, most_bytes
 from services.learner.digests import weights_digest
-from services.weight_delta import apply, bits, changes
+from services.weights.delta import apply, bits, changes
+from services.weights.gaps import decode, encode, most_bytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 SHAPES = ((), (0,), (0, 3), (1,), (7,), (3, 5), (40, 50), (2, 3, 4))

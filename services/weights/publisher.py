@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 
 from bus.errors import WeightsError
 from bus.events import WeightsDelta
-from services.weight_delta import BASE, changes
-from services.weight_files import WeightsFile, read_tensors, write_tensors
+from services.weights.delta import BASE, changes
+from services.weights.files import WeightsFile, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
 

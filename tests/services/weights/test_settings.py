@@ -9,7 +9,7 @@ import pytest
 
 from services.config import RunConfig
 from services.config_file import make_config
-from services.weight_settings import published_dtype, wire_dtype
+from services.weights.settings import published_dtype, wire_dtype
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from safetensors import SafetensorError
 from bus.disk import room
 from bus.errors import WeightsError
 from bus.events import WeightsDelta
-from services.delta_publisher import DeltaMode, DeltaPublisher, delta_of, is_delta
 from services.learner.digests import weights_digest
 from services.places import published_file
-from services.weight_files import PARTIAL, SHM, WeightsFile, on_cpu, read_weights, write_tensors
+from services.weights.files import PARTIAL, SHM, WeightsFile, on_cpu, read_weights, write_tensors
+from services.weights.publisher import DeltaMode, DeltaPublisher, delta_of, is_delta
 
 __all__ = ["WeightNotice", "WeightStore", "WeightsFile", "load_weights", "put_back"]
 

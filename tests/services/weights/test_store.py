@@ -14,7 +14,7 @@ import torch
 
 from bus.errors import WeightsError
 from services.learner.digests import weights_digest
-from services.weights import WeightNotice, WeightStore, load_weights
+from services.weights.store import WeightNotice, WeightStore, load_weights
 
 
 def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:

@@ -1,0 +1,1 @@
+"""Published weights: the retained copy, what changed since the version before, and how a replica gets them."""
