@@ -286,10 +286,10 @@ def _on_or_off(data: object) -> object:
 class WeightsConfig(Section):
     """How published weights get from the trainer to the replicas."""
 
-    transport: Literal["auto", "shm", "file", "nccl", "ipc"] = "auto"
+    transport: Literal["auto", "shm", "file", "direct", "nccl", "ipc"] = "auto"
     """shm: shared memory of one machine; file: a shared folder. On top of a copy there, for vLLM on GPUs: nccl, from GPU to GPU; ipc,
-    through memory of the GPU that trainer and replica share. auto: shm and, without room there, file; and nccl, or ipc where there is no
-    shm, for the replicas that can. What does not work falls back to the copy."""
+    through memory of the GPU that trainer and replica share; direct, whichever of the two a replica can take. What does not work falls back
+    to the copy. auto: shm and, without room there, file."""
     direct_host: str = Field(default="127.0.0.1", min_length=1)
     """The trainer's address at which replicas ask for nccl and ipc; with replicas on other machines, one that these reach it by."""
     direct_timeout_s: float = Field(default=120.0, gt=0, le=3600)

@@ -4,8 +4,8 @@
     nccl        retained copy ▸ the trainer's first GPU ▸ broadcast to the replica's GPUs
     ipc         retained copy ▸ a buffer on the GPU that both have, which the replica maps
 
-Left to itself (`auto`) a replica takes nccl where its GPUs are others than the one that hands out. Where they are the same, the copy in
-shared memory crosses the bus once on either way, so ipc is taken only if the retained copy lies in a folder.
+Left the choice (`direct`) a replica takes nccl where its GPUs are others than the one that hands out. Where they are the same, the copy in
+shared memory crosses the bus once on either way, so ipc is taken only if the retained copy lies in a folder. `auto` is the retained copy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Literal
 
 from bus.errors import ConfigError
 
-Wanted = Literal["auto", "shm", "file", "nccl", "ipc"]
+Wanted = Literal["auto", "shm", "file", "direct", "nccl", "ipc"]
 Direct = Literal["nccl", "ipc"]
 Retained = Literal["shm", "file"]
-WAYS: Mapping[Wanted, tuple[Direct, ...]] = {"auto": ("nccl", "ipc"), "shm": (), "file": (), "nccl": ("nccl",), "ipc": ("ipc",)}
+WAYS: Mapping[Wanted, tuple[Direct, ...]] = {
+    "auto": (), "shm": (), "file": (), "direct": ("nccl", "ipc"), "nccl": ("nccl",), "ipc": ("ipc",),
+}  # fmt: skip
 """What is thought of before the retained copy, in this order."""
 CUDA = "cuda:"
 REPLICA = "replica:"
@@ -59,7 +61,7 @@ def choose(wanted: Wanted, retained: Retained, giver: Giver | None, taker: Taker
         return Choice(None, ("the trainer hands out nothing but the retained copy",))
     reasons: list[str] = []
     for direct in WAYS[wanted]:
-        reason = _lacks(direct, giver, taker) or (_no_gain(direct, retained) if wanted == "auto" else "")
+        reason = _lacks(direct, giver, taker) or (_no_gain(direct, retained) if wanted == "direct" else "")
         if not reason:
             return Choice(direct, tuple(reasons))
         reasons.append(f"{direct}: {reason}")

@@ -12,7 +12,7 @@ from services.config import RunConfig
 from services.context import ServiceContext
 from services.engines.protocol import Engine
 from services.payloads import token_blob
-from services.transfer.choice import Giver, Taker, offered, parts_of
+from services.transfer.choice import WAYS, Giver, Taker, offered, parts_of
 from services.transfer.greeting import new_token
 from services.transfer.machine import this_machine
 from services.transfer.outlet import Outlet, able
@@ -48,7 +48,7 @@ def handing_out(config: RunConfig, devices: Mapping[str, str], open_blobs: Calla
 def make_taker(context: ServiceContext, engine: Engine, blobs: BlobReader, epoch: Callable[[], int]) -> DirectTaker | None:
     """A replica's end; None for an engine that takes nothing directly, or where only the retained copy was asked for."""
     ways, wanted = engine.direct, context.config.weights.transport
-    if ways is None or wanted in ("shm", "file"):
+    if ways is None or not WAYS[wanted]:
         return None
     end = Taker(this_machine(), parts_of(context.device), ways.transports)
     limit_s = context.config.weights.direct_timeout_s

@@ -14,17 +14,18 @@ TRAINER = Giver("here", ("cuda:0", "cuda:1"), BOTH)
 @pytest.mark.parametrize(
     ("wanted", "retained", "machine", "devices", "direct", "reason"),
     [
-        ("auto", "shm", "here", "cuda:2", "nccl", ""),
-        ("auto", "file", "here", "cuda:2", "nccl", ""),
-        ("auto", "file", "there", "cuda:0", "nccl", ""),
-        ("auto", "shm", "here", "cuda:1", "nccl", ""),
-        ("auto", "shm", "here", "cuda:0", None, "NCCL connects different GPUs only"),
-        ("auto", "shm", "here", "cuda:0", None, "from where one GPU gets it as quickly"),
-        ("auto", "file", "here", "cuda:0", "ipc", "NCCL connects different GPUs only"),
-        ("auto", "file", "here", "cuda:0,cuda:1", "ipc", "NCCL"),
-        ("auto", "file", "here", "cuda:0,cuda:2", None, "cuda:2 of the replica is none of the trainer's"),
-        ("auto", "shm", "here", "0,1", None, "the replica is on no GPU that is known by its number"),
-        ("auto", "shm", "here", "", None, "the replica is on no GPU"),
+        ("direct", "shm", "here", "cuda:2", "nccl", ""),
+        ("direct", "file", "here", "cuda:2", "nccl", ""),
+        ("direct", "file", "there", "cuda:0", "nccl", ""),
+        ("direct", "shm", "here", "cuda:1", "nccl", ""),
+        ("direct", "shm", "here", "cuda:0", None, "NCCL connects different GPUs only"),
+        ("direct", "shm", "here", "cuda:0", None, "from where one GPU gets it as quickly"),
+        ("direct", "file", "here", "cuda:0", "ipc", "NCCL connects different GPUs only"),
+        ("direct", "file", "here", "cuda:0,cuda:1", "ipc", "NCCL"),
+        ("direct", "file", "here", "cuda:0,cuda:2", None, "cuda:2 of the replica is none of the trainer's"),
+        ("direct", "shm", "here", "0,1", None, "the replica is on no GPU that is known by its number"),
+        ("direct", "shm", "here", "", None, "the replica is on no GPU"),
+        ("auto", "shm", "here", "cuda:2", None, ""),
         ("shm", "shm", "here", "cuda:2", None, ""),
         ("file", "file", "here", "cuda:2", None, ""),
         ("nccl", "shm", "here", "cuda:2", "nccl", ""),
@@ -78,19 +79,19 @@ def test_a_way_that_one_replica_can_take_is_planned_and_offered() -> None:
     for wanted in ("nccl", "ipc"):
         check_transport(wanted, "vllm", devices)
         assert offered(wanted, "vllm", devices) == (wanted,)
-    assert offered("auto", "vllm", devices) == BOTH
-    assert offered("auto", "vllm", {"trainer": "cuda:0", "replica:h0": "cuda:0"}) == ("ipc",)
+    assert offered("direct", "vllm", devices) == BOTH
+    assert offered("direct", "vllm", {"trainer": "cuda:0", "replica:h0": "cuda:0"}) == ("ipc",)
 
 
 def test_most_runs_offer_nothing() -> None:
     on_gpus = {"trainer": "cuda:0", "replica:s0": "cuda:1"}
-    assert offered("shm", "vllm", on_gpus) == offered("auto", "embedded", on_gpus) == ()
-    assert offered("auto", "vllm", {"trainer": "1", "replica:s0": "0"}) == offered("auto", "vllm", {}) == ()
+    assert offered("shm", "vllm", on_gpus) == offered("direct", "embedded", on_gpus) == ()
+    assert offered("direct", "vllm", {"trainer": "1", "replica:s0": "0"}) == offered("direct", "vllm", {}) == ()
 
 
 def test_the_copy_that_is_always_there_lies_where_all_can_reach_it() -> None:
-    assert [retained_by(wanted, shared_folder=False) for wanted in ("auto", "shm", "file", "nccl", "ipc")] == [
-        "auto", "shm", "file", "auto", "auto",
+    assert [retained_by(wanted, shared_folder=False) for wanted in ("auto", "shm", "file", "direct", "nccl", "ipc")] == [
+        "auto", "shm", "file", "auto", "auto", "auto",
     ]  # fmt: skip
     assert retained_by("nccl", shared_folder=True) == "file"
     assert retained_by("auto", shared_folder=True) == "auto"

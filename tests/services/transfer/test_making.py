@@ -41,7 +41,7 @@ time.sleep(600)
 def test_a_trainer_on_gpus_offers_what_its_replicas_can_take_and_keeps_the_token_out_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlet, "COMMAND", WAITING)
     blobs = MemoryBlobs(MemoryStore("here"))
-    config = make_config({"rollout": {"engine": "vllm"}, "weights": {"transport": "auto"}}, "here")
+    config = make_config({"rollout": {"engine": "vllm"}, "weights": {"transport": "direct"}}, "here")
     with handing_out(config, ON_GPUS, lambda: blobs) as made:
         assert made is not None
         token = blobs.get(token_blob())
@@ -78,7 +78,7 @@ def test_the_process_ends_with_a_trainer_that_is_killed() -> None:
 
 
 def test_doctor_says_which_way_each_replicas_weights_take() -> None:
-    config = make_config({"rollout": {"engine": "vllm"}}, "here")
+    config = make_config({"rollout": {"engine": "vllm"}, "weights": {"transport": "direct"}}, "here")
     (line,) = weights_of(config, ON_GPUS)
     assert line.found.startswith("s0: nccl; h0: the retained copy (nccl: both ends are on cuda:0")
     assert weights_of(config, {"trainer": "1", "replica:s0": "0"}) == []

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import WeightsError
-from services import gaps
 from services.learner.digests import weights_digest
+from services.weights import gaps
 from services.weights.delta import apply, bits, changes
 from services.weights.gaps import decode, encode, most_bytes
 
