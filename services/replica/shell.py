@@ -1,8 +1,6 @@
 """A replica as a process: performs what its inbox asks for, from its own start on, and says what happened. It has no core.
 
-    inbox ──(reader thread)──▶ mailbox ◀──(poller thread)── outputs of the engine
-                                 │
-                       main thread: perform ▸ append facts
+    inbox, engine, end of the run ──▶ mailbox ──▶ main thread: perform ▸ append facts
 
 Whatever the engine does not do as asked ends in `ReplicaFailed`; nothing is assumed to have worked.
 """
@@ -11,24 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from bus.blobs import blob_ref, get_blob
+from bus.blobs import get_blob
 from bus.entry import Draft, Entry, Producer
-from bus.errors import BlobMissing, EngineError, GapError, WeightsError
+from bus.errors import BlobMissing, EngineError, WeightsError
 from bus.events import (
     AbortRequested,
     Event,
-    GenerationFinished,
     GenerationRequested,
-    KillRequested,
     ReplicaAdded,
     ReplicaAsleep,
     ReplicaAwake,
@@ -43,28 +36,23 @@ from bus.events import (
 )
 from bus.log import Blobs, Log
 from services.context import ServiceContext
-from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Outcome, Sampling
-from services.payloads import answer_blob, requested_prompt_blob
+from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
+from services.payloads import requested_prompt_blob
+from services.replica.answers import seed_of, with_answer, without_answer
+from services.replica.mailbox import Mail, Mailbox
 from services.replica.payloads_ahead import PayloadsAhead
-from services.samples import PartialAnswer, pack_answer, unpack_answer, unpack_tokens
-from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT, Terminated
+from services.samples import PartialAnswer, unpack_answer, unpack_tokens
+from services.shell import Terminated
 from services.transfer.making import make_taker
 from services.transfer.ways import WeightWays
 from services.weights.fetcher import WeightFetcher
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.5
-KILLED = 4
-"""Exit code after a KillRequested."""
-END_WINDOW = 512
-"""Newest entries among which RunEnded is looked for; after it there are only the last words, and what was in flight."""
 DRAIN_S = 30.0
 """How long outputs may take to arrive after the engine said that nothing is in flight."""
 
 During = Literal["start", "wake", "sleep", "abort", "update", "generate"]
-Mail = list[Entry] | list[GenerateOutput] | BaseException
-Key = tuple[str, int]
 
 
 class Replica:
@@ -85,10 +73,7 @@ class Replica:
             make_taker(context, engine, self._blobs, lambda: self._producer.epoch),
         )
         self._producer = Producer(f"replica:{context.name}", 0)
-        self._mailbox: queue.Queue[Mail] = queue.Queue()
-        self._later: deque[Mail] = deque()
-        """Mail that arrived while the engine was pausing: it comes before the mailbox."""
-        self._ending = threading.Event()
+        self._mailbox = Mailbox(context, self._give_up_starting)
         self._ahead = PayloadsAhead(self._blobs, ())
         self._in_flight: dict[str, tuple[GenerationRequested, int, PartialAnswer]] = {}
         """Engine's id -> (request, its position, the answer before it)."""
@@ -112,87 +97,29 @@ class Replica:
             except Terminated:
                 self._say(ServiceStopped(reason="terminated"))
             finally:
-                self._ending.set()
+                self._mailbox.close()
                 self._engine.close()
                 self._fetcher.close()
 
     def _begin(self, position: int) -> None:
-        for target in (self._read_inbox, self._watch_run):
-            threading.Thread(target=target, args=(position,), name=target.__name__, daemon=True).start()
+        self._mailbox.follow(position, self._producer.epoch)
         began = time.monotonic()
         self._starting = True
         started = self._try("start", position, self._engine.start)
         self._starting = False
         if started:
-            threading.Thread(target=self._poll_engine, name="poller", daemon=True).start()
+            self._mailbox.poll(self._engine)
             added = ReplicaAdded(replica=self._name, role=self._role, slots=self._slots, seconds=time.monotonic() - began)
             self._say(added, cause=position)
-
-    # --- threads that feed the mailbox -------------------------------------------------------------------------------------------
-
-    def _read_inbox(self, position: int) -> None:
-        try:
-            log = self._context.open_log()
-            while not self._ending.is_set():
-                entries = log.read_inbox(self._name, position, READ_LIMIT, BLOCK_MS)
-                self._obey_kill(entries)
-                if entries:
-                    position = entries[-1].position
-                    self._mailbox.put(entries)
-                    time.sleep(GATHER_S)
-        except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
-            self._mailbox.put(error)
-
-    def _obey_kill(self, entries: Sequence[Entry]) -> None:
-        """Ends the process from the reading thread: the main one may hang in the engine, which is why somebody wants it gone."""
-        for entry in entries:
-            event = entry.event
-            if isinstance(event, KillRequested) and event.epoch == self._producer.epoch and not self._context.in_process:
-                logger.error("killed on request: reason=%s", event.reason)
-                os._exit(KILLED)
-
-    def _watch_run(self, position: int) -> None:
-        """The end of the run is not in the inbox: it is found at the end of the log, once in a while."""
-        try:
-            log = self._context.open_log()
-            # It may have ended before this incarnation's first word.
-            position = max(0, position - END_WINDOW)
-            while not self._ending.wait(BLOCK_MS / 1000):
-                seen = max(position, log.last_position() - END_WINDOW)
-                try:
-                    entries = log.read(seen, END_WINDOW)
-                except GapError:
-                    # A log that was lost and goes on has no older entries, and had not ended.
-                    position = log.last_position() - 1
-                    continue
-                position = entries[-1].position if entries else position
-                ended = [entry for entry in entries if isinstance(entry.event, RunEnded)]
-                if ended:
-                    self._mailbox.put(ended)
-                    self._give_up_starting()
-                    return
-        except BaseException as error:  # noqa: BLE001
-            self._mailbox.put(error)
 
     def _give_up_starting(self) -> None:
         """The main thread waits for the engine, which nobody needs any more: as if this process had been told to end."""
         if self._starting and not self._context.in_process:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _poll_engine(self) -> None:
-        try:
-            while not self._ending.is_set():
-                outputs = self._engine.poll(POLL_S)
-                if outputs:
-                    self._mailbox.put(outputs)
-        except BaseException as error:  # noqa: BLE001
-            self._mailbox.put(error)
-
-    # --- the main thread ---------------------------------------------------------------------------------------------------------
-
     def _serve(self) -> None:
         while not self._run_ended:
-            self._take(self._later.popleft() if self._later else self._mailbox.get())
+            self._take(self._mailbox.get())
 
     def _take(self, mail: Mail) -> None:
         if isinstance(mail, EngineError):
@@ -229,13 +156,13 @@ class Replica:
     def _generate(self, event: GenerationRequested, position: int) -> None:
         expected_swing = self._swing if self._role == "hybrid" else 0
         if event.epoch != self._producer.epoch or event.swing != expected_swing or not self._open or self._failed:
-            self._say(self._outcome(event, "refused", PartialAnswer(), {}), cause=position)
+            self._say(without_answer(self._name, event, "refused"), cause=position)
             return
         try:
             prefix = PartialAnswer() if event.prefix is None else unpack_answer(get_blob(self._ahead, event.prefix))
             prompt = unpack_tokens(self._ahead.get(requested_prompt_blob(event)))
         except BlobMissing as error:
-            self._say(self._outcome(event, "error", PartialAnswer(), {}, str(error)), cause=position)
+            self._say(without_answer(self._name, event, "error", str(error)), cause=position)
             return
         request = GenerateRequest(
             request=f"{event.request}#{event.attempt}",
@@ -243,7 +170,7 @@ class Replica:
             prefix_tokens=prefix.tokens,
             max_new_tokens=event.max_new_tokens,
             sampling=self._sampling if event.evaluates is None else self._eval_sampling,
-            seed=_seed(self._context.plan.seed, event),
+            seed=seed_of(self._context.plan.seed, event),
         )
         self._in_flight[request.request] = (event, position, prefix)
         self._engine.submit(request)
@@ -317,49 +244,22 @@ class Replica:
         """Waits for outputs until nothing is in flight."""
         deadline = time.monotonic() + DRAIN_S
         while self._in_flight:
-            try:
-                mail = self._mailbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise EngineError(f"the engine paused, but {len(self._in_flight)} requests have no output after {DRAIN_S} s") from None
-            if isinstance(mail, list) and mail and isinstance(mail[0], GenerateOutput):
-                self._take(mail)
-            else:
-                self._later.append(mail)
+            outputs = self._mailbox.outputs(deadline - time.monotonic())
+            if not outputs:
+                raise EngineError(f"the engine paused, but {len(self._in_flight)} requests have no output after {DRAIN_S} s")
+            self._finish(outputs)
 
     def _finish(self, outputs: Sequence[GenerateOutput]) -> None:
         facts: list[tuple[Event, int]] = []
         payloads: dict[str, bytes] = {}
         for output in outputs:
             event, position, prefix = self._in_flight.pop(output.request)
-            outcome, answer, error = extend(prefix, output)
-            facts.append((self._outcome(event, outcome, answer, payloads, error), position))
+            fact, payload = with_answer(self._name, event, prefix, output)
+            facts.append((fact, position))
+            payloads |= payload
         self._blobs.put_many(payloads)
         drafts = [Draft(fact, derived=False, cause=cause, at=time.time_ns()) for fact, cause in facts]
         self._log.append(self._producer, drafts)
-
-    def _outcome(
-        self,
-        event: GenerationRequested,
-        outcome: Outcome,
-        answer: PartialAnswer,
-        payloads: dict[str, bytes],
-        error: str = "",
-    ) -> GenerationFinished:
-        """`payloads` gets the answer, which must be stored before this is said."""
-        told = outcome in ("stop", "length", "aborted")
-        name = answer_blob(event.request, event.attempt)
-        if told:
-            payloads[name] = pack_answer(answer)
-        return GenerationFinished(
-            request=event.request,
-            attempt=event.attempt,
-            replica=self._name,
-            outcome=outcome,
-            num_tokens=len(answer.tokens) if told else 0,
-            version_spans=tuple((span.version, span.num_tokens) for span in answer.spans) if told else (),
-            blob=blob_ref(name, payloads[name]) if told else None,
-            error=error[:2_000],
-        )
 
     def _try(self, during: During, cause: int, action: Callable[[], None]) -> bool:
         """Runs one request to the engine; a failure is said and ends this incarnation's usefulness."""
@@ -378,19 +278,6 @@ class Replica:
 
     def _say(self, fact: Event, cause: int = 0) -> None:
         self._log.append(self._producer, [Draft(fact, derived=False, cause=cause, at=time.time_ns())])
-
-
-def extend(prefix: PartialAnswer, output: GenerateOutput) -> tuple[Outcome, PartialAnswer, str]:
-    """The outcome, the whole answer, and the error if there is one. An output that contradicts itself is an error, never an answer."""
-    try:
-        return output.outcome, prefix.extended(output.tokens, output.logprobs, output.spans), output.error
-    except ValueError as error:
-        return "error", prefix, f"request {output.request}: {error}"
-
-
-def _seed(seed: int, event: GenerationRequested) -> int:
-    """A number of its own for every attempt at every answer."""
-    return (seed * 1_000_003 + event.sample * 4_099 + event.answer * 61 + event.attempt) & 0x7FFF_FFFF
 
 
 def main(context: ServiceContext) -> None:

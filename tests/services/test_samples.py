@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.engines.protocol import GenerateOutput
-from services.replica.shell import extend
+from services.replica.answers import extend
 from services.samples import Answer, PartialAnswer, VersionSpan, pack_answer, unpack_answer
 
 

@@ -21,7 +21,7 @@ from services.engines.vllm import VllmEngine
 from services.engines.vllm_processes import alive as still_there
 from services.engines.vllm_processes import descendants
 from services.engines.vllm_server import VllmServer
-from services.replica.shell import KILLED
+from services.replica.mailbox import KILLED
 from services.weights.store import WeightsFile, WeightStore
 from tests.services.director import Director
 from tests.services.engines.conftest import NEEDS_VLLM
