@@ -21,7 +21,7 @@ from services.engines.config import EngineConfig
 from services.engines.docket import Docket
 from services.engines.embedded_batch import Batch
 from services.engines.embedded_model import ServedModel, build_model
-from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
+from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable, require
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class EmbeddedEngine:
             model = self._started()
             if self._state == "paused":
                 return
-            self._require("wake", "asleep")
+            require("wake", self._state, "asleep")
         # Without the lock, so that stats and poll answer meanwhile: while nothing is in flight the generation thread touches nothing.
         model.wake()
         with self._docket.changed:
@@ -87,7 +87,7 @@ class EmbeddedEngine:
             model = self._started()
             if self._state == "open":
                 return
-            self._require("open", "paused", "frozen")
+            require("open", self._state, "paused", "frozen")
             if not model.ready:
                 raise EngineError(
                     f"no weights were loaded completely since the last wake or failed load (the last version was {model.version}): "
@@ -128,7 +128,7 @@ class EmbeddedEngine:
         """Aborts all in flight and waits for the token that is being computed."""
         with self._docket.changed:
             self._started()
-            self._require("pause", "open", "paused", "frozen")
+            require("pause", self._state, "open", "paused", "frozen")
             self._state = "paused"
             self._abort_queued()
             self._docket.changed.notify_all()
@@ -139,7 +139,7 @@ class EmbeddedEngine:
         """Waits for the token that is being computed; what is queued stays so."""
         with self._docket.changed:
             self._started()
-            self._require("freeze", "open", "frozen")
+            require("freeze", self._state, "open", "frozen")
             self._state = "frozen"
             timeout_s = self._config.pause_timeout_s
             if not self._docket.changed.wait_for(lambda: not self._computing, timeout_s):
@@ -196,12 +196,8 @@ class EmbeddedEngine:
             raise EngineError("the engine was not started: call start first")
         return self._model
 
-    def _require(self, call: str, *states: EngineState) -> None:
-        if self._state not in states:
-            raise EngineError(f"{call} in state {self._state}: it needs {' or '.join(states)}")
-
     def _require_quiet(self, call: str) -> None:
-        self._require(call, "paused")
+        require(call, self._state, "paused")
         if len(self._docket) > 0:
             raise EngineError(f"{call} while {len(self._docket)} requests are in flight: the pause before it has failed")
 

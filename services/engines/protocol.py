@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from bus.errors import ConfigError
+from bus.errors import ConfigError, EngineError
 from services.samples import VersionSpan
 
 if TYPE_CHECKING:
@@ -199,6 +199,12 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends the engine and every thread and process of it; what is in flight is aborted."""
+
+
+def require(call: str, state: EngineState | None, *states: EngineState) -> None:
+    """Raises EngineError for a call that the engine cannot follow in its state."""
+    if state not in states:
+        raise EngineError(f"{call} in state {state}: it needs {' or '.join(states)}")
 
 
 def reason_unservable(request: GenerateRequest, max_model_len: int, vocab_size: int) -> str | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.docket import Docket
-from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable
+from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable, require
 from services.engines.script import Operation, Script
 from services.samples import VersionSpan
 
@@ -68,14 +68,14 @@ class ScriptedEngine:
         """Stays asleep if it fails."""
         if self._started() == "paused":
             return
-        self._require("wake", "asleep")
+        require("wake", self._state, "asleep")
         self._perform("wake")
         self._state = "paused"
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Looks at no weight; a fault comes half-way, so that the engine is not ready after it."""
         self._started()
-        self._require("load_weights", "paused", "frozen")
+        require("load_weights", self._state, "paused", "frozen")
         self._ready = False
         self._perform("load_weights")
         with self._docket.changed:
@@ -92,7 +92,7 @@ class ScriptedEngine:
         """Admits requests, and lets frozen ones go on."""
         if self._started() == "open":
             return
-        self._require("open", "paused", "frozen")
+        require("open", self._state, "paused", "frozen")
         if not self._ready:
             raise EngineError(
                 f"no weights were loaded completely since the last wake or failed load (the last version was {self._version}): "
@@ -144,7 +144,7 @@ class ScriptedEngine:
     def pause(self) -> None:
         """Aborts all in flight."""
         state = self._started()
-        self._require("pause", "open", "paused", "frozen")
+        require("pause", self._state, "open", "paused", "frozen")
         if state != "paused":
             self._perform("pause")
         with self._docket.changed:
@@ -158,7 +158,7 @@ class ScriptedEngine:
         """Stops all in flight at the tokens that are there by now."""
         if self._started() == "frozen":
             return
-        self._require("freeze", "open")
+        require("freeze", self._state, "open")
         self._perform("freeze")
         with self._docket.changed:
             self._advance()
@@ -170,7 +170,7 @@ class ScriptedEngine:
         """Stays paused if it fails."""
         if self._started() == "asleep":
             return
-        self._require("sleep", "paused")
+        require("sleep", self._state, "paused")
         self._perform("sleep")
         self._ready = False
         self._state = "asleep"
@@ -203,10 +203,6 @@ class ScriptedEngine:
         if self._state is None:
             raise EngineError("the engine was not started: call start first")
         return self._state
-
-    def _require(self, call: str, *states: EngineState) -> None:
-        if self._state not in states:
-            raise EngineError(f"{call} in state {self._state}: it needs {' or '.join(states)}")
 
     def _perform(self, operation: Operation) -> None:
         """Takes the operation's time and lets its fault happen."""

@@ -34,6 +34,7 @@ from services.engines.protocol import (
     GenerateOutput,
     GenerateRequest,
     reason_unservable,
+    require,
 )
 from services.engines.vllm_arguments import engine_arguments, engine_environment, workers_of
 from services.engines.vllm_flights import Flights
@@ -90,7 +91,7 @@ class VllmEngine:
         """Takes memory for the weights; that for the cache is taken by `open`."""
         if self._started() == "paused":
             return
-        self._require("wake", "asleep")
+        require("wake", self._state, "asleep")
         self._guard.waking()
         self._do("wake", self._server.wake("weights"), self._config.vllm.switch_timeout_s)
         self._set("paused")
@@ -98,7 +99,7 @@ class VllmEngine:
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Has vLLM take them from the file they are in, and checks that it has them."""
         self._started()
-        self._require("load_weights", "paused", "frozen")
+        require("load_weights", self._state, "paused", "frozen")
         self._ready = False
         self._loader.load(weights, version)
         self._has(version)
@@ -111,7 +112,7 @@ class VllmEngine:
 
     def _load_direct(self, transfer: DirectTransfer, version: int) -> None:
         self._started()
-        self._require("load_weights", "paused", "frozen")
+        require("load_weights", self._state, "paused", "frozen")
         was_ready, self._ready = self._ready, False
         try:
             self._loader.load_direct(transfer, version)
@@ -132,7 +133,7 @@ class VllmEngine:
         """Takes memory for the cache, if it is not there, and admits requests once vLLM says that all is awake."""
         if self._started() == "open":
             return
-        self._require("open", "paused", "frozen")
+        require("open", self._state, "paused", "frozen")
         if not self._ready:
             raise EngineError(
                 f"no weights were loaded completely since the last wake or failed load (the last version was {self._version}): "
@@ -171,7 +172,7 @@ class VllmEngine:
         """Ends all in flight; returns when vLLM's device is idle."""
         with self._docket.changed:
             state = self._started()
-            self._require("pause", "open", "paused", "frozen")
+            require("pause", self._state, "open", "paused", "frozen")
             self._state = "paused"
         if state != "paused":
             self._do("pause", self._flights.pause(clear_cache=self._resets), self._config.pause_timeout_s)
@@ -183,7 +184,7 @@ class VllmEngine:
         with self._docket.changed:
             if self._started() == "frozen":
                 return
-            self._require("freeze", "open")
+            require("freeze", self._state, "open")
             if self._config.vllm.prefix_cache == "reset":
                 raise EngineError("freeze with prefix_cache reset: what is in flight holds on to the cache; set prefix_cache to auto")
             self._state = "frozen"
@@ -193,7 +194,7 @@ class VllmEngine:
         """Gives the memory of weights and cache back, where the device can."""
         if self._started() == "asleep":
             return
-        self._require("sleep", "paused")
+        require("sleep", self._state, "paused")
         self._ready = False
         self._guard.going_to_sleep()
         self._fall_asleep()
@@ -279,10 +280,6 @@ class VllmEngine:
             if self._state is None:
                 raise EngineError("the engine was not started: call start first")
             return self._state
-
-    def _require(self, call: str, *states: EngineState) -> None:
-        if self._state not in states:
-            raise EngineError(f"{call} in state {self._state}: it needs {' or '.join(states)}")
 
     def _set(self, state: EngineState) -> None:
         with self._docket.changed:

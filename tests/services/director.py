@@ -6,9 +6,11 @@ director ──requests──▶ log, inboxes ──▶ replica's shell ──�
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -33,8 +35,10 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from services.config_file import make_config
 from services.context import REPLICA, ServiceContext, make_context
+from services.engines.protocol import Engine, Sampling
 from services.payloads import answer_blob, prompt_blob
 from services.plan import plan_run
+from services.replica.shell import Replica
 from services.samples import PartialAnswer, pack_tokens, unpack_answer
 from services.weights.store import WeightNotice
 
@@ -87,6 +91,20 @@ class Director:
     def wait_until_there(self, name: str, within_s: float = 600) -> None:
         """Returns once the replica has said that it was added."""
         self._wait(f"{name} to be added", lambda: name in self.added, within_s)
+
+    @contextmanager
+    def serving(self, name: str, engine: Engine, slots: int) -> Iterator[None]:
+        """The shell of one incarnation of a replica in a thread, until the run has ended; entered when it is there."""
+        self.added.discard(name)
+        thread = threading.Thread(target=Replica(self.context(name), engine, Sampling(), Sampling(), slots=slots).run, name=name)
+        thread.start()
+        try:
+            self.wait_until_there(name)
+            yield
+        finally:
+            self.end()
+            thread.join(60)
+        assert not thread.is_alive()
 
     def ask(
         self, name: str, count: int, max_new_tokens: int, prefix: BlobRef | None = None, prompt: Sequence[int] = PROMPT, attempt: int = 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,22 +11,15 @@ import torch
 
 from bus.events import ReplicaFailed, WeightsApplied
 from services.engines.config import EngineConfig
-from services.engines.protocol import Engine, Sampling
+from services.engines.protocol import Engine
 from services.engines.script import Fault, Operation, Script
 from services.engines.scripted import ScriptedEngine
-from services.replica.shell import Replica
 from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
+from tests.services.engines.factories import wait_for_tokens
 
 LONG = 100_000
 Publish = Callable[[int], WeightNotice]
-
-
-@pytest.fixture
-def director(redis_url: str, run: str, tmp_path: Path) -> Iterator[Director]:
-    made = Director(redis_url, run, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -43,22 +34,8 @@ def serving(director: Director, faults: Mapping[Operation, Fault] | None = None)
     """A standalone replica that runs up to four answers, none of which comes to its end by itself."""
     script = Script(lambda _: LONG, tokens_per_second=2000, faults=faults or {})
     engine = ScriptedEngine(EngineConfig(kind="scripted", max_running_requests=4, max_model_len=131_072), script)
-    shell = Replica(director.context(director.standalone), engine, Sampling(), Sampling(), slots=6)
-    thread = threading.Thread(target=shell.run)
-    thread.start()
-    try:
-        director.wait_until_there(director.standalone)
+    with director.serving(director.standalone, engine, slots=6):
         yield engine
-    finally:
-        director.end()
-        thread.join(60)
-    assert not thread.is_alive()
-
-
-def wait_for_tokens(engine: Engine, count: int) -> None:
-    wanted = engine.stats().generated_tokens + count
-    while engine.stats().generated_tokens < wanted:
-        time.sleep(0.001)
 
 
 def test_c18_an_answer_lives_through_three_updates_and_says_which_weights_drew_what(director: Director, publish: Publish) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,13 @@ from bus.alive import living_epochs
 from bus.connection import Connection
 from bus.events import GenerationFinished, ReplicaAsleep, ReplicaAwake, ReplicaFailed, WeightsApplied
 from services.engines.config import EngineConfig
-from services.engines.protocol import Engine, Sampling
+from services.engines.protocol import Engine
 from services.engines.vllm import VllmEngine
 from services.engines.vllm_server import VllmServer
-from services.replica.shell import Replica
 from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
 from tests.services.engines.conftest import NEEDS_VLLM
-from tests.services.engines.factories import LONG, VOCAB, random_model, weights_of
+from tests.services.engines.factories import LONG, VOCAB, random_model, wait_for_tokens, weights_of
 from tests.services.engines.vllm_factories import vllm_model
 
 pytestmark = NEEDS_VLLM
@@ -32,13 +29,6 @@ ROWS = 8
 
 Build = Callable[..., Engine]
 Publish = Callable[..., WeightNotice]
-
-
-@pytest.fixture
-def director(redis_url: str, run: str, tmp_path: Path) -> Iterator[Director]:
-    made = Director(redis_url, run, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -70,27 +60,6 @@ def publish(run: str, tmp_path: Path) -> Iterator[Publish]:
     store.purge()
 
 
-@contextmanager
-def serving(director: Director, name: str, engine: Engine) -> Iterator[None]:
-    """The shell of one incarnation of a replica, until the run has ended."""
-    shell = Replica(director.context(name), engine, Sampling(), Sampling(), slots=ROWS)
-    thread = threading.Thread(target=shell.run, name=name)
-    thread.start()
-    try:
-        director.wait_until_there(name)
-        yield
-    finally:
-        director.end()
-        thread.join(60)
-    assert not thread.is_alive()
-
-
-def wait_for_tokens(engine: Engine, count: int) -> None:
-    wanted = engine.stats().generated_tokens + count
-    while engine.stats().generated_tokens < wanted:
-        time.sleep(0.001)
-
-
 def outcomes(finished: list[GenerationFinished]) -> set[str]:
     return {event.outcome for event in finished}
 
@@ -99,7 +68,7 @@ def test_c31_and_c34_whole_swings_with_requests_before_during_and_after_lose_non
     director: Director, build: Build, publish: Publish
 ) -> None:
     engine, name = build(), director.hybrid
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         for swing in (1, 2):
             notice = publish(swing)
             # Behind the last swing's end, or ahead of the first: with the number of a swing that does not run.
@@ -129,7 +98,7 @@ def test_c18_weights_change_during_an_answer_and_its_spans_are_what_the_engine_s
     director: Director, build: Build, publish: Publish
 ) -> None:
     engine, name = build(), director.standalone
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         director.outcome(director.update(name, publish(1)), WeightsApplied)
         first = director.ask(name, 4, LONG)
         wait_for_tokens(engine, 40)
@@ -150,7 +119,7 @@ def test_c19_weights_that_are_not_whole_change_no_version_and_set_the_replica_as
     director: Director, build: Build, publish: Publish
 ) -> None:
     engine, name = build(), director.standalone
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         director.outcome(director.update(name, publish(1)), WeightsApplied)
         running = director.ask(name, 3, LONG)
         wait_for_tokens(engine, 10)
@@ -170,7 +139,7 @@ def test_c39_a_slow_first_request_is_no_death(
 ) -> None:
     engine, name = build(), director.standalone
     core = vllm_server.pids[0]
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         director.outcome(director.update(name, publish(1)), WeightsApplied)
         os.kill(core, signal.SIGSTOP)
         try:
@@ -191,7 +160,7 @@ def test_c09_an_engine_that_does_not_pause_in_time_is_a_failed_replica_never_one
 ) -> None:
     engine, name = build(pause_timeout_s=0.5), director.hybrid
     core = vllm_server.pids[0]
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         director.outcome(director.wake(name, 1, publish(1)), ReplicaAwake)
         running = director.ask(name, 3, LONG)
         wait_for_tokens(engine, 10)
@@ -211,7 +180,7 @@ def test_c09_an_engine_that_does_not_pause_in_time_is_a_failed_replica_never_one
 def test_c40_what_vllm_itself_refuses_is_an_error_of_that_request_alone(director: Director, build: Build, publish: Publish) -> None:
     """The engine was told of more room than vLLM has."""
     engine, name = build(max_model_len=8192), director.standalone
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         director.outcome(director.update(name, publish(1)), WeightsApplied)
         good = director.ask(name, 3, 50)
         (bad,) = director.finished(director.ask(name, 1, 5, prompt=[1] * 5000))
@@ -224,7 +193,7 @@ def test_c40_what_vllm_itself_refuses_is_an_error_of_that_request_alone(director
 
 def test_c07_an_abort_of_2048_requests_leaves_each_with_its_outcome(director: Director, build: Build, publish: Publish) -> None:
     engine, name = build(), director.standalone
-    with serving(director, name, engine):
+    with director.serving(name, engine, ROWS):
         director.outcome(director.update(name, publish(1)), WeightsApplied)
         asked = director.ask(name, 2048, LONG)
         wait_for_tokens(engine, 10)

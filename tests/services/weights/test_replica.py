@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,19 +11,10 @@ import torch
 
 from bus.events import ReplicaAsleep, ReplicaAwake, WeightsApplied
 from services.engines.config import EngineConfig
-from services.engines.protocol import Sampling
 from services.engines.script import Fault, Operation, Script, varying_length
 from services.engines.scripted import ScriptedEngine
-from services.replica.shell import Replica
 from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
-
-
-@pytest.fixture
-def director(redis_url: str, run: str, tmp_path: Path) -> Iterator[Director]:
-    made = Director(redis_url, run, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -42,16 +32,8 @@ def notices(run: str, tmp_path: Path) -> list[WeightNotice]:
 def serving(director: Director, name: str, faults: Mapping[Operation, Fault] | None = None) -> Iterator[None]:
     script = Script(varying_length(5, 9), tokens_per_second=2000, faults=faults or {})
     engine = ScriptedEngine(EngineConfig(kind="scripted", max_running_requests=4, max_model_len=64), script)
-    thread = threading.Thread(target=Replica(director.context(name), engine, Sampling(), Sampling(), slots=6).run)
-    director.added.discard(name)
-    thread.start()
-    try:
-        director.wait_until_there(name)
+    with director.serving(name, engine, slots=6):
         yield
-    finally:
-        director.end()
-        thread.join(60)
-    assert not thread.is_alive()
 
 
 def test_what_came_is_said_of_updates_and_of_wakes_and_a_replica_that_lags_takes_the_whole(
