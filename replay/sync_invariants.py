@@ -2,7 +2,7 @@
 
 - Changes are published against the publication before, of the same incarnation of the trainer, and take no more bytes than all of it.
 - A replica is told of changes as they were published.
-- It takes changes only if what it loaded last is what they are against; an incarnation's first weights are whole (C-19).
+- It takes changes only if what it last took from the copy is what they are against; an incarnation's first weights are whole (C-19).
 - It takes them directly only by a way that was offered for them.
 - One that failed loads nothing any more.
 """
@@ -29,8 +29,8 @@ class SyncInvariants:
         self._published: dict[Weights, WeightsPublished] = {}
         self._newest: tuple[Weights, int] | None = None
         """And the trainer's epoch."""
-        self._loaded: dict[tuple[str, int], Weights] = {}
-        """(replica, epoch) -> what it loaded last."""
+        self._held: dict[tuple[str, int], Weights] = {}
+        """(replica, epoch) -> what it took last from the copy that is always there. What came directly is on its devices only."""
         self._failed: set[tuple[str, int]] = set()
 
     def apply(self, entry: Entry) -> list[str]:
@@ -69,8 +69,9 @@ class SyncInvariants:
 
     def _load(self, event: WeightsApplied | ReplicaAwake, epoch: int) -> list[str]:
         where, now = (event.replica, epoch), (event.version, event.revision)
-        published, before = self._published.get(now), self._loaded.get(where)
-        self._loaded[where] = now
+        published, before = self._published.get(now), self._held.get(where)
+        if event.transport in FROM_THE_COPY:
+            self._held[where] = now
         broken = [f"{event.replica} loaded weights {event.version} after it had failed"] if where in self._failed else []
         if event.transport == DELTA and published is not None:
             delta = published.delta

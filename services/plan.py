@@ -136,7 +136,11 @@ def _cores_of_a_rank(trainer: str, ranks: int) -> int:
 
 def config_of(plan: RunPlanned) -> RunConfig:
     """The configuration that a plan was worked out from. Raises ConfigError when this version does not understand it."""
-    return make_config(json.loads(plan.config), f"the plan of run {plan.run}")
+    try:
+        settings = json.loads(plan.config)
+    except ValueError as error:
+        raise ConfigError(f"the plan of run {plan.run} has a configuration that is no JSON: {error}") from error
+    return make_config(settings, f"the plan of run {plan.run}")
 
 
 def engine_config(config: RunConfig, plan: RunPlanned) -> EngineConfig:

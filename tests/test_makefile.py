@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,7 +23,9 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def make(checkout: Path, *arguments: str, status: int = 0) -> str:
-    done = subprocess.run(["make", *arguments], cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
+    # As if nobody had called `make` before, which these tests are run by.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(["make", *arguments], cwd=checkout, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 

@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bus.entry import Entry
+from bus.errors import ConfigError
 from services.cli.checkup import Finding, check_log_server, check_machine, check_url, check_vllm, vllm_of, weights_of
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.cli.source import cut_off, find, had_its_own_server, open_source
 from services.cli.status import signs_of_life
+from services.config import RunConfig
 from services.launcher.folders import FoundRun
 from services.monitor.elapsed import clock_text
 from services.monitor.findings import GONE, problems_of
@@ -61,9 +63,12 @@ def _examine_run(console: Console, found: FoundRun) -> list[str]:
     alive = None if situation.ended is not None else signs_of_life(found, list(situation.services))
     gone = f"the run {cut_off(found)}" if had_its_own_server(found) else GONE
     server = check_url(found.url, "the run's server") if found.url is not None and alive is not None else []
-    vllm = vllm_of(_engine(situation), needed=situation.ended is None and alive is None and had_its_own_server(found))
+    config = _config(situation)
+    engine = "" if config is None else config.rollout.engine
+    vllm = vllm_of(engine, needed=situation.ended is None and alive is None and had_its_own_server(found))
+    weights = [] if config is None or situation.plan is None else weights_of(config, situation.plan.devices)
     now = time.time_ns()
-    tables = [_findings([*_head(found, situation, alive, now), *server, *vllm, *_weights(situation)]), _services(situation, alive, now)]
+    tables = [_findings([*_head(found, situation, alive, now), *server, *vllm, *weights]), _services(situation, alive, now)]
     if situation.ended is None:
         tables += [_waits(waits(situation), now, console.width), _deadlines(deadlines(situation), now)]
     for table in tables:
@@ -73,12 +78,12 @@ def _examine_run(console: Console, found: FoundRun) -> list[str]:
     return [*own_problems, *problems_of(situation, alive, now, gone)]
 
 
-def _engine(found: Situation) -> str:
-    return "" if found.plan is None else config_of(found.plan).rollout.engine
-
-
-def _weights(found: Situation) -> list[Finding]:
-    return [] if found.plan is None else weights_of(config_of(found.plan), found.plan.devices)
+def _config(found: Situation) -> RunConfig | None:
+    """That of the run; None if another version of swingshift wrote it in a way that this one does not understand."""
+    try:
+        return None if found.plan is None else config_of(found.plan)
+    except ConfigError:
+        return None
 
 
 def _findings(findings: Sequence[Finding]) -> Table:

@@ -61,7 +61,9 @@ def test_a_replica_that_keeps_up_lags_and_is_started_again_breaks_nothing() -> N
         published(1, base=0), told(1, base=0), applied(1, "delta"),
         published(2, base=1), published(3, base=2), told(3, base=2), applied(3, "file"),
         FAILED, applied(3, "shm", epoch=4),
-        published(4, epoch=2, direct=BY_NCCL), awake(4, "nccl", epoch=4), published(5, base=4, epoch=2), awake(5, "delta", epoch=4),
+        published(4, epoch=2, direct=BY_NCCL), awake(4, "nccl", epoch=4), published(5, base=4, epoch=2), awake(5, "shm", epoch=4),
+        # What came directly is not what changes are written over.
+        published(6, base=5, epoch=2, direct=BY_NCCL), awake(6, "nccl", epoch=4), awake(6, "delta", epoch=4),
     )  # fmt: skip
 
 
@@ -72,6 +74,7 @@ def test_a_replica_that_keeps_up_lags_and_is_started_again_breaks_nothing() -> N
         ([published(0), told(0), applied(0, "nccl")], "s0 took version 0 by nccl, which was not offered"),
         ([published(0, direct=BY_NCCL), applied(0, "ipc")], "by ipc, which was not offered: ('nccl',)"),
         ([published(0, direct=BY_NCCL), told(0)], "s0 was told of other weights 0"),
+        ([published(0, direct=BY_NCCL), applied(0, "nccl"), published(1, base=0), applied(1, "delta")], "s0, which had None, took changes"),
         ([published(0), published(1, base=0, epoch=2)], "changes of version 1 are against"),
         ([published(0), published(1, base=0, num_bytes=1011)], "changes of version 1 take 1011 bytes, all of it 1000"),
         ([published(0), published(1, base=0), told(1)], "was told of other weights 1 than were published"),
