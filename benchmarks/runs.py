@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 from bus.entry import Entry
 from bus.recording import Recording
 
@@ -29,10 +32,18 @@ def run(config: Path, run_id: str, settings: Sequence[str], folder: Path) -> Fin
     command = [sys.executable, "-m", "swingshift", "run", str(config), "--run", run_id, "--set", f"folder={folder}"]
     for setting in settings:
         command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said: list[str] = []
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        Console(stderr=True).status(f"{run_id}: starts") as status,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            status.update(Text(f"{run_id}: {line.strip()}"))
     place = folder / run_id
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(said)[-4000:]}")
     summary = json.loads((place / "summary.json").read_text())
     with Recording.open(place) as recording:
         return Finished(place, summary, list(recording.entries()))
