@@ -19,7 +19,6 @@ from typing import NoReturn, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from bus.errors import EngineError, TransferError
@@ -28,13 +27,11 @@ from services.engines.embedded_weights import Weights, tied_names
 from services.engines.protocol import DirectTransfer
 from services.engines.vllm_server import VllmServer
 from services.learner.digests import weights_digest
-from services.weights.store import WeightsFile
+from services.weights.files import SHM, WeightsFile, on_cpu, write_tensors
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-SHM = Path("/dev/shm")
 
 
 class Do(Protocol):
@@ -151,7 +148,7 @@ def _file_of(tensors: Mapping[str, torch.Tensor], origin: Mapping[str, torch.Ten
     with tempfile.TemporaryDirectory(prefix="swingshift-weights-", dir=folder) as place:
         path = Path(place) / "weights.safetensors"
         try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+            write_tensors(on_cpu(tensors), path, durable=False)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"weights cannot be handed to vLLM through {path}: {error}") from error
         yield path

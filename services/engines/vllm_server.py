@@ -85,19 +85,14 @@ class VllmServer:
         self._folder = Folder()
         self._thread.start()
         try:
-            with dying_with_this_one(self._folder.path), starting_environment(self._environment, self._folder.path, self._folder.errors):
-                check_installed()
-                self.call("start", self._build(), timeout_s)
+            self._start(self._folder, before, timeout_s)
         except EngineError as error:
-            self._adopt(before)
             why = self._folder.last_error()
             self.close()
             raise EngineError(f"{error}{why and f' ({why})'}") from error
         except BaseException:  # this process was told to end
-            self._adopt(before)
             self.close()
             raise
-        self._adopt(before)
         self.post(self._watch)
 
     def call(self, what: str, coroutine: Coroutine[object, object, T], timeout_s: float) -> T:
@@ -260,6 +255,15 @@ class VllmServer:
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
+
+    def _start(self, folder: Folder, others: set[BaseProcess], timeout_s: float) -> None:
+        """Whatever becomes of it, the processes that it has started are this one's to end."""
+        try:
+            with dying_with_this_one(folder.path), starting_environment(self._environment, folder.path, folder.errors):
+                check_installed()
+                self.call("start", self._build(), timeout_s)
+        finally:
+            self._adopt(others)
 
     def _adopt(self, others: set[BaseProcess]) -> None:
         self._children = [child for child in multiprocessing.active_children() if child not in others]

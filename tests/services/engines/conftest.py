@@ -30,6 +30,14 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer
     server.close()
 
 
+@pytest.fixture
+def vllm(vllm_server: VllmServer, tmp_path: Path) -> Iterator[Workshop]:
+    """Builds engines around the one vLLM."""
+    made = Workshop("vllm", tmp_path, vllm_server=vllm_server)
+    yield made
+    made.close()
+
+
 @pytest.fixture(params=["embedded", "scripted", pytest.param("vllm", marks=NEEDS_VLLM)])
 def workshop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workshop]:
     """Each test that takes it runs once with each kind of engine."""

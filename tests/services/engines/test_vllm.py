@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect
 from tests.services.engines.vllm_factories import vllm_model
 
 S = 30.0
-
-
-@pytest.fixture
-def vllm(vllm_server: VllmServer, tmp_path: Path) -> Iterator[Workshop]:
-    made = Workshop("vllm", tmp_path, vllm_server=vllm_server)
-    yield made
-    made.close()
 
 
 @NEEDS_VLLM

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 
 from bus.errors import EngineError, TransferError
 from services.engines.protocol import DirectCalls, DirectWays, Engine
-from services.engines.vllm_server import VllmServer
 from services.learner.digests import weights_digest
 from services.transfer import nccl_sender
 from services.transfer.endpoint import Publication
@@ -19,13 +17,6 @@ from tests.services.engines.factories import Workshop, ask, collect, own_logprob
 from tests.services.transfer.factories import stage
 
 pytestmark = NEEDS_VLLM
-
-
-@pytest.fixture
-def vllm(vllm_server: VllmServer, tmp_path: Path) -> Iterator[Workshop]:
-    made = Workshop("vllm", tmp_path, vllm_server=vllm_server)
-    yield made
-    made.close()
 
 
 def published(vllm: Workshop, version: int) -> Publication:

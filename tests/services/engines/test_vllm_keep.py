@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.services.engines.factories import LONG, VOCAB, Workshop, ask, collect
 from tests.services.engines.vllm_factories import vllm_model
 
 pytestmark = NEEDS_VLLM
-
-
-@pytest.fixture
-def vllm(vllm_server: VllmServer, tmp_path: Path) -> Iterator[Workshop]:
-    made = Workshop("vllm", tmp_path, vllm_server=vllm_server)
-    yield made
-    made.close()
 
 
 def renew(engine: Engine, vllm: Workshop, version: int) -> None:
