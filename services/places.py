@@ -7,9 +7,15 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from bus.errors import CheckpointError, WeightsError
+from services.machine import SHARED_MEMORY
 
 CHECKPOINTS = "checkpoints"
 """Where a run's checkpoints lie in its folder."""
+
+
+def shm_folder(run: str, root: Path = SHARED_MEMORY) -> Path:
+    """Where a run publishes in shared memory; what lies there when it has ended is of no use to anybody."""
+    return root / f"swingshift-{run}"
 
 
 def published_file(uri: str, folder: Path | None = None) -> Path:

@@ -21,7 +21,16 @@ from services.engines.config import EngineConfig
 from services.engines.docket import Docket
 from services.engines.embedded_batch import Batch
 from services.engines.embedded_model import ServedModel, build_model
-from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable, require
+from services.engines.protocol import (
+    EngineState,
+    EngineStats,
+    GenerateOutput,
+    GenerateRequest,
+    reason_unservable,
+    require,
+    require_started,
+    require_weights,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +97,7 @@ class EmbeddedEngine:
             if self._state == "open":
                 return
             require("open", self._state, "paused", "frozen")
-            if not model.ready:
-                raise EngineError(
-                    f"no weights were loaded completely since the last wake or failed load (the last version was {model.version}): "
-                    "call load_weights first"
-                )
+            require_weights(model.ready, model.version)
             self._state = "open"
             self._docket.changed.notify_all()
 
@@ -192,9 +197,7 @@ class EmbeddedEngine:
 
     def _started(self) -> ServedModel:
         self._docket.check()
-        if self._model is None:
-            raise EngineError("the engine was not started: call start first")
-        return self._model
+        return require_started(self._model)
 
     def _require_quiet(self, call: str) -> None:
         require(call, self._state, "paused")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from bus.errors import ConfigError, EngineError
 from services.samples import VersionSpan
@@ -34,6 +34,7 @@ from services.samples import VersionSpan
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 Outcome = Literal["stop", "length", "aborted", "refused", "error"]
 EngineState = Literal["asleep", "paused", "open", "frozen"]
 
@@ -205,6 +206,22 @@ def require(call: str, state: EngineState | None, *states: EngineState) -> None:
     """Raises EngineError for a call that the engine cannot follow in its state."""
     if state not in states:
         raise EngineError(f"{call} in state {state}: it needs {' or '.join(states)}")
+
+
+def require_weights(ready: bool, version: int | None) -> None:
+    """Raises EngineError for an `open` without weights; `version` are those that were loaded last."""
+    if not ready:
+        raise EngineError(
+            f"no weights were loaded completely since the last wake or failed load (the last version was {version}): "
+            "call load_weights first"
+        )
+
+
+def require_started(it: T | None) -> T:
+    """What an engine has from its start on. Raises EngineError before that."""
+    if it is None:
+        raise EngineError("the engine was not started: call start first")
+    return it
 
 
 def reason_unservable(request: GenerateRequest, max_model_len: int, vocab_size: int) -> str | None:

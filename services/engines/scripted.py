@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Literal
 from bus.errors import EngineError
 from services.engines.config import EngineConfig
 from services.engines.docket import Docket
-from services.engines.protocol import EngineState, EngineStats, GenerateOutput, GenerateRequest, reason_unservable, require
+from services.engines.protocol import (
+    EngineState,
+    EngineStats,
+    GenerateOutput,
+    GenerateRequest,
+    reason_unservable,
+    require,
+    require_started,
+    require_weights,
+)
 from services.engines.script import Operation, Script
 from services.samples import VersionSpan
 
@@ -93,11 +102,7 @@ class ScriptedEngine:
         if self._started() == "open":
             return
         require("open", self._state, "paused", "frozen")
-        if not self._ready:
-            raise EngineError(
-                f"no weights were loaded completely since the last wake or failed load (the last version was {self._version}): "
-                "call load_weights first"
-            )
+        require_weights(self._ready, self._version)
         self._perform("open")
         with self._docket.changed:
             self._state = "open"
@@ -200,9 +205,7 @@ class ScriptedEngine:
     def _started(self) -> EngineState:
         with self._docket.changed:
             self._docket.check()
-        if self._state is None:
-            raise EngineError("the engine was not started: call start first")
-        return self._state
+            return require_started(self._state)
 
     def _perform(self, operation: Operation) -> None:
         """Takes the operation's time and lets its fault happen."""

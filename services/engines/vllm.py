@@ -35,6 +35,8 @@ from services.engines.protocol import (
     GenerateRequest,
     reason_unservable,
     require,
+    require_started,
+    require_weights,
 )
 from services.engines.vllm_arguments import engine_arguments, engine_environment, workers_of
 from services.engines.vllm_flights import Flights
@@ -134,11 +136,7 @@ class VllmEngine:
         if self._started() == "open":
             return
         require("open", self._state, "paused", "frozen")
-        if not self._ready:
-            raise EngineError(
-                f"no weights were loaded completely since the last wake or failed load (the last version was {self._version}): "
-                "call load_weights first"
-            )
+        require_weights(self._ready, self._version)
         if self._cache_asleep:
             if not self._do("open", self._server.wake("kv_cache"), self._config.vllm.switch_timeout_s):
                 self._fail_now("vLLM was woken in full, and says that a part of its memory is still asleep")
@@ -277,9 +275,7 @@ class VllmEngine:
     def _started(self) -> EngineState:
         with self._docket.changed:
             self._docket.check()
-            if self._state is None:
-                raise EngineError("the engine was not started: call start first")
-            return self._state
+            return require_started(self._state)
 
     def _set(self, state: EngineState) -> None:
         with self._docket.changed:

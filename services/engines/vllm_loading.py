@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from bus.errors import EngineError, TransferError
@@ -27,7 +26,8 @@ from services.engines.embedded_weights import Weights, tied_names
 from services.engines.protocol import DirectTransfer
 from services.engines.vllm_server import VllmServer
 from services.learner.digests import weights_digest
-from services.weights.files import SHM, WeightsFile, on_cpu, write_tensors
+from services.machine import SHARED_MEMORY
+from services.weights.files import WeightsFile, write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -144,11 +144,11 @@ def _file_of(tensors: Mapping[str, torch.Tensor], origin: Mapping[str, torch.Ten
     if isinstance(origin, WeightsFile) and origin.path.exists():
         yield origin.path
         return
-    folder = SHM if SHM.is_dir() else None
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="swingshift-weights-", dir=folder) as place:
         path = Path(place) / "weights.safetensors"
         try:
-            write_tensors(on_cpu(tensors), path, durable=False)
-        except (OSError, SafetensorError) as error:
+            write_tensors(tensors, path, durable=False)
+        except (OSError, ValueError) as error:
             raise EngineError(f"weights cannot be handed to vLLM through {path}: {error}") from error
         yield path

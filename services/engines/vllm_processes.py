@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bus import die_with_parent
+from services.machine import SHARED_MEMORY
 
 PROC = Path("/proc")
-SHM = Path("/dev/shm")
 KINDS = {"psm_": "shared_memory", "sem.mp-": "semaphore"}
 """How Python's shared memory is called there -> what its resource tracker calls it."""
 POLL_S = 0.01
@@ -85,7 +85,7 @@ def end(processes: Sequence[Spawned], within_s: float) -> list[Spawned]:
 def shared_memory(processes: Iterable[Spawned]) -> set[Path]:
     """Segments and semaphores of Python's that they have mapped."""
     mapped = {line.split(maxsplit=5)[-1] for process in processes for line in _maps(process.pid)}
-    return {Path(name) for name in mapped if Path(name).parent == SHM and Path(name).name.startswith(tuple(KINDS))}
+    return {Path(name) for name in mapped if Path(name).parent == SHARED_MEMORY and Path(name).name.startswith(tuple(KINDS))}
 
 
 def remove(segments: Iterable[Path]) -> None:

@@ -8,11 +8,9 @@ Every call has a limit. One that does not end in time, or ends badly, leaves the
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import multiprocessing
-import threading
-import time
+import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +21,7 @@ from services.engines import vllm_processes
 from services.engines.protocol import GenerateRequest
 from services.engines.vllm_arguments import sampling_params, starting_environment
 from services.engines.vllm_folder import Folder
+from services.engines.vllm_loop import VllmLoop
 from services.engines.vllm_plugin import FILE_TRANSFER
 from services.engines.vllm_probe import check_installed
 from services.engines.vllm_processes import dying_with_this_one
@@ -30,6 +29,7 @@ from services.engines.vllm_processes import dying_with_this_one
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core_client import MPClient
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +48,15 @@ class VllmServer:
         self._arguments = arguments
         self._environment = environment or {}
         self._folder: Folder | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._loop = VllmLoop()
         self._tokens = 0
+        self._others: set[BaseProcess] = set()
+        """This process's children that are none of its."""
         self._children: list[BaseProcess] = []
         self._processes: list[vllm_processes.Spawned] = []
         """Its children, and theirs."""
         self._ended: Callable[[str], None] | None = None
         self._closing = False
-        self._cancel: Callable[[], object] = lambda: None
         self._llm: AsyncLLM | None = None
 
     @property
@@ -81,11 +81,11 @@ class VllmServer:
 
     def start(self, timeout_s: float) -> None:
         """Returns when it can be called: awake, with meaningless weights. Raises EngineError."""
-        before = set(multiprocessing.active_children())
+        self._others = set(multiprocessing.active_children())
         self._folder = Folder()
-        self._thread.start()
+        self._loop.start()
         try:
-            self._start(self._folder, before, timeout_s)
+            self._start(self._folder, timeout_s)
         except EngineError as error:
             why = self._folder.last_error()
             self.close()
@@ -97,29 +97,15 @@ class VllmServer:
 
     def call(self, what: str, coroutine: Coroutine[object, object, T], timeout_s: float) -> T:
         """Runs it on the loop. Raises EngineError when it does not end in time, or with any error."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        self._cancel = future.cancel
-        began = time.monotonic()
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.CancelledError as error:
-            raise EngineError(f"{what} was interrupted") from error
-        except concurrent.futures.TimeoutError as error:
-            future.cancel()
-            waited = time.monotonic() - began
-            raise EngineError(f"{what} has not ended after {waited:.1f} s: kill the replica") from error
-        except EngineError:
-            raise
-        except Exception as error:
-            raise EngineError(f"{what} failed in vLLM: {type(error).__name__}: {error}") from error
+        return self._loop.call(what, coroutine, timeout_s)
 
     def interrupt(self) -> None:
         """The call that another thread waits for ends as failed, if it has not ended."""
-        self._cancel()
+        self._loop.interrupt()
 
     def post(self, action: Callable[[], object]) -> None:
         """Runs it on the loop, soon."""
-        self._loop.call_soon_threadsafe(action)
+        self._loop.post(action)
 
     def listen(self, ended: Callable[[str], None]) -> None:
         """Who is told, on the loop, when its processes end by themselves."""
@@ -219,22 +205,21 @@ class VllmServer:
         if self._llm is None:
             # The loop may be waiting for them to start, and then cannot be told to shut down.
             vllm_processes.end(self._processes, END_S)
-        if self._thread.is_alive():
+        if self._loop.started:
             try:
                 self.call("shutdown", self._shut_down(), END_S)
             except EngineError as error:
                 logger.warning("vLLM did not shut down: error=%s", error)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(END_S)
+                # A start that was cut short goes on there, and may have started some only now.
+                self._adopt()
         for process in vllm_processes.end(self._processes, END_S):
             logger.error("vLLM's process was killed, and is still there: pid=%s", process.pid)
+        self._loop.stop(END_S)
         vllm_processes.remove(segments)
         for child in self._children:
             child.join(END_S)
         if self._folder is not None:
             self._folder.remove()
-        if not self._loop.is_running() and not self._loop.is_closed():
-            self._loop.close()
 
     @property
     def _built(self) -> AsyncLLM:
@@ -250,41 +235,59 @@ class VllmServer:
         from services.engines.vllm_counter import token_counter
 
         arguments = dict(self._arguments) | {"weight_transfer_config": WeightTransferConfig(backend=FILE_TRANSFER)}
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[token_counter(self._count)])
+        try:
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[token_counter(self._count)])
+        except BaseException as error:
+            if (client := _client_in(error)) is not None:
+                _close_sockets(client)
+            raise
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
 
     def _count(self, tokens: int) -> None:
         self._tokens += tokens
 
-    def _start(self, folder: Folder, others: set[BaseProcess], timeout_s: float) -> None:
+    def _start(self, folder: Folder, timeout_s: float) -> None:
         """Whatever becomes of it, the processes that it has started are this one's to end."""
         try:
             with dying_with_this_one(folder.path), starting_environment(self._environment, folder.path, folder.errors):
                 check_installed()
                 self.call("start", self._build(), timeout_s)
         finally:
-            self._adopt(others)
+            self._adopt()
 
-    def _adopt(self, others: set[BaseProcess]) -> None:
-        self._children = [child for child in multiprocessing.active_children() if child not in others]
-        self._processes = vllm_processes.descendants(child.pid for child in self._children if child.pid is not None)
+    def _adopt(self) -> None:
+        self._children = [child for child in multiprocessing.active_children() if child not in self._others]
+        found = vllm_processes.descendants(child.pid for child in self._children if child.pid is not None)
+        self._processes += [process for process in found if process not in self._processes]
 
     def _watch(self) -> None:
         for child in self._children:
-            self._loop.add_reader(child.sentinel, self._child_ended, child)
+            asyncio.get_running_loop().add_reader(child.sentinel, self._child_ended, child)
 
     def _child_ended(self, child: BaseProcess) -> None:
-        self._loop.remove_reader(child.sentinel)
+        asyncio.get_running_loop().remove_reader(child.sentinel)
         if not self._closing and self._ended is not None:
             why = self._folder.last_error() if self._folder is not None else ""
             self._ended(f"vLLM's process {child.name} ({child.pid}) has ended with exit code {child.exitcode}{why and f': {why}'}")
 
     async def _shut_down(self) -> None:
         for child in self._children:
-            self._loop.remove_reader(child.sentinel)
+            asyncio.get_running_loop().remove_reader(child.sentinel)
         for name in SAY_THAT_THEY_KILL:
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._llm is not None:
             self._llm.shutdown(timeout=0)
-            # vLLM closes its sockets, and leaves their context to whoever collects garbage.
-            self._llm.engine_core.resources.ctx.destroy(linger=0)
+            _close_sockets(self._llm.engine_core)
+
+
+def _client_in(error: BaseException) -> MPClient | None:
+    """vLLM's end of the connection to an engine core whose start failed: then only the frames of the error have it."""
+    from vllm.v1.engine.core_client import MPClient
+
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((owner for owner in owners if isinstance(owner, MPClient)), None)
+
+
+def _close_sockets(client: MPClient) -> None:
+    """vLLM leaves their context to whoever collects garbage."""
+    client.resources.ctx.destroy(linger=0)

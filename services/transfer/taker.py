@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from bus.errors import BlobMissing, EngineError, TransferError
 from bus.events import DirectWeights, WakeRequested, WeightUpdateRequested
 from services.engines.protocol import DirectCalls
+from services.machine import SHARED_MEMORY
+from services.places import published_file
 from services.transfer.channel import Channel
 from services.transfer.choice import Choice, Giver, Retained, Taker, Wanted, choose
 from services.transfer.greeting import greet
@@ -178,7 +180,7 @@ def way_of(wanted: Wanted, end: Taker) -> Choose:
     """How a replica chooses, by what is configured and what it can take."""
 
     def choose_way(notice: Notice, direct: DirectWeights) -> Choice:
-        retained: Retained = "shm" if "/dev/shm/" in notice.uri else "file"
+        retained: Retained = "shm" if published_file(notice.uri).is_relative_to(SHARED_MEMORY) else "file"
         return choose(wanted, retained, Giver(direct.machine, direct.devices, direct.transports), end)
 
     return choose_way

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from services.agreement import Publishing
 from services.engines.config import EngineConfig
@@ -20,6 +19,7 @@ from services.weights.store import WeightStore, load_weights
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.services.engines.factories import VOCAB, ask, collect, random_model
 from tests.services.engines.vllm_factories import vllm_model
+from tests.services.learner.factories import process_settings_restored
 
 CONFIG = EngineConfig(max_running_requests=8, max_model_len=256, dtype="float32")
 PROMPTS = ((1, 2, 3), (4, 5, 6, 7, 8, 9, 10), (11,), (12, 13, 14, 15))
@@ -37,11 +37,8 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _restore_process_settings() -> Iterator[None]:
-    """A learner sets these for its whole process; the tests share one."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    with process_settings_restored():
+        yield
 
 
 @pytest.fixture(params=["embedded", pytest.param("vllm", marks=NEEDS_VLLM)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -45,6 +46,13 @@ def root() -> Iterator[Path]:
     """Where temporary files are, of a name that leaves room for that of a socket."""
     with tempfile.TemporaryDirectory(dir="/tmp") as made:
         yield Path(made)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_whoever_collects_garbage() -> Iterator[None]:
+    """What a test left open is a warning, and so an error, of that test."""
+    yield
+    gc.collect()
 
 
 def started_under(root: Path) -> list[int]:
@@ -117,6 +125,14 @@ def test_a_start_that_hangs_ends_in_time_and_leaves_nothing(root: Path, monkeypa
     stopper.join()
     assert started_under(root) == []
     assert [path.name for path in root.iterdir()] == ["model"]
+
+
+def test_a_start_that_is_cut_short_before_it_has_any_process_leaves_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.engines.vllm_server.END_S", 5.0)
+    with quietly_imported(), pytest.raises(EngineError, match="start has not ended after"):
+        tiny_server(root).start(0.01)
+    assert not multiprocessing.active_children()
+    assert not [thread for thread in threading.enumerate() if thread.name == "vllm"]
 
 
 def test_what_goes_wrong_in_the_engine_core_is_part_of_the_error(root: Path) -> None:
