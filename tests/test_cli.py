@@ -236,27 +236,12 @@ def test_a_run_in_one_process_does_the_same(config: Path, folder: Path) -> None:
     assert kinds(folder).count("StepDone") == 6
 
 
-def test_a_run_on_a_shared_server_and_a_plan_for_services_that_are_started_one_by_one(config: Path, folder: Path, redis_url: str) -> None:
+def test_a_plan_makes_a_run_on_a_shared_server_whose_name_is_taken_from_then_on(config: Path, redis_url: str) -> None:
+    """Its services, started one by one, are seen in test_shared_redis.py and test_compose.py."""
     swingshift("plan", str(config), "--run", "r1", REDIS_URL=redis_url)
     with RedisLog.open(redis_url, "r1") as log:
         assert isinstance(log.read(0, 10)[0].event, RunPlanned)
     assert "there is a run 'r1' on that server already" in swingshift("run", str(config), "--run", "r1", "--redis", redis_url, status=2)
-    services = [
-        ["replica", "--name", "s0"],
-        ["replica", "--name", "h0"],
-        *([name] for name in ("trainer", "rollouter", "controller", "policy")),
-    ]
-    served = [
-        subprocess.Popen([*COMMAND, "serve", *service, "--run", "r1", "--runs", str(folder.parent)], env=QUIET | {"REDIS_URL": redis_url})
-        for service in services
-    ]
-    try:
-        assert [process.wait(START_S) for process in served] == [0] * len(served)
-    finally:
-        for process in served:
-            process.kill()
-            process.wait()
-    assert "completed" in swingshift("status", "r1", "--redis", redis_url)
 
 
 def test_ctrl_c_ends_a_run_in_order(running: Running) -> None:
@@ -264,6 +249,7 @@ def test_ctrl_c_ends_a_run_in_order(running: Running) -> None:
     status, output = running.end()
     assert "run r1 ended: stopped" in output
     assert status == 0
+    assert "passed: the chain is whole" in output
     assert "StopRequested" in kinds(running.folder)
     assert_nobody_left(running.folder)
 
@@ -299,35 +285,9 @@ def test_the_operator_can_stop_a_run_and_look_at_it(running: Running) -> None:
     assert running.end()[0] == 0
 
 
-def process_of(folder: Path, service: str, name: str = "") -> int:
-    """The process of a service of the run in `folder`."""
-    wanted = f"services.entry\0{service}\0", f"\0--name\0{name}\0" if name else ""
-    return next(pid for pid in processes_naming(str(folder)) if all(part in command_line(pid) for part in wanted))
-
-
 def command_line(pid: int) -> str:
     """Empty for a process that has ended: a server's own, which writes its file anew, lives for a moment only."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
-
-
-def test_every_service_that_is_killed_comes_back_and_the_run_verifies(running: Running) -> None:
-    victims = [
-        ("trainer", ""),
-        ("rollouter", ""),
-        ("controller", ""),
-        ("policy", ""),
-        ("archiver", ""),
-        ("replica", "s0"),
-        ("replica", "h0"),
-    ]
-    for number, victim in enumerate(victims, 1):
-        os.kill(process_of(running.folder, *victim), signal.SIGKILL)
-        running.wait_for("ServiceLost", number)
-        running.wait_for("StepDone", kinds(running.folder).count("StepDone") + 5)
-    running.process.send_signal(signal.SIGINT)
-    status, output = running.end()
-    assert "passed: the chain is whole" in output
-    assert status == 0

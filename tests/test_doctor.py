@@ -86,7 +86,7 @@ def test_a_live_run_says_who_waits_for_what_then_that_it_was_cut_off(running: Ru
 
 
 def test_a_run_that_ended_in_order_is_healthy_and_every_line_fits(config: Path, runs: Path) -> None:
-    swingshift("run", str(config), "--run", "r1", "--no-verify")
+    swingshift("run", str(config), "--run", "r1", "--no-verify", "--in-process")
     for columns in (80, 120):
         output = swingshift("doctor", "r1", "--runs", str(runs), COLUMNS=str(columns))
         assert "r1: has ended (completed)" in output

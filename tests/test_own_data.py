@@ -30,7 +30,7 @@ def run(folder: Path, model: Path, *settings: str) -> str:
     """Runs the example with further settings; returns what it printed."""
     given = (f"folder={folder}", f"model.path={model}", "devices=unpinned", *settings)
     sets = [part for setting in given for part in ("--set", setting)]
-    command = [sys.executable, "-m", "swingshift", "run", str(EXAMPLE / "config.yaml"), "--run", "own", *sets]
+    command = [sys.executable, "-m", "swingshift", "run", str(EXAMPLE / "config.yaml"), "--run", "own", "--in-process", *sets]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

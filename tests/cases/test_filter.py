@@ -24,6 +24,7 @@ def test_a_sample_without_signal_is_dropped_and_replaced(tmp_path: Path) -> None
         tmp_path,
         SCRIPTED,
         "filter",
+        "--in-process",
         "rollout.filter_groups=true",
         f"data.reward={tmp_path / 'reward.py'}:reward",
         "async_training.total_steps=6",

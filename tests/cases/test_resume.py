@@ -43,7 +43,8 @@ from bus.host import decide_all, rebuild
 from bus.recording import Recording
 from bus.redis_log import RedisLog
 from services.cli.app import build_app
-from services.launcher.folders import remove_shm_folder, shm_folder
+from services.launcher.folders import remove_shm_folder
+from services.places import shm_folder
 from services.trainer.core import TrainerCore
 from swingshift import replay
 from tests.cases.runs import of_kind, run_plan, small_plan

@@ -155,13 +155,16 @@ PLANTS: list[Plant] = [
     keep_the_planned_limit,
     keep_what_is_to_be_aborted,
 ]
+FOUND_BY = {"rebuild_in_log_order": 882, "wait_for_requests_that_land_late": 157}
+"""A seed that finds it, where the first ones do not: to begin there saves a minute, and is all the same if the seeds' runs change."""
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     monkeypatch.setattr("tests.simulation.world.MAX_TICKS", 5_000)
-    assert any(failed(seed) for seed in range(SEEDS)), f"{SEEDS} seeds did not find it: {plant.__doc__}"
+    first = FOUND_BY.get(plant.__name__, 0)
+    assert any(failed(seed) for seed in (*range(first, SEEDS), *range(first))), f"{SEEDS} seeds did not find it: {plant.__doc__}"
 
 
 def failed(seed: int) -> bool:

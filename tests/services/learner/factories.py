@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +16,15 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from services.samples import Answer, SampleGroup, VersionSpan
 
 VOCABULARY = 16
+
+
+@contextmanager
+def process_settings_restored() -> Iterator[None]:
+    """A learner sets these for its whole process; the tests share one."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
 
 
 def save_tiny_qwen2(folder: Path, *, seed: int = 0, hidden_size: int = 128, tied: bool = True) -> Path:
