@@ -14,7 +14,8 @@
 
 local HEAD = 10
 local EACH = 7
-local MAX_CLIENTS = 256 -- whose last answers are kept, so that meta stays small whatever the number of restarts
+-- Whose last answers are kept: more than there are at a time, so that a retry is known, and not all, so that meta stays small.
+local MAX_CLIENTS = 8192
 
 local log, meta = KEYS[1], KEYS[2]
 local mode, log_id, seen, source, epoch, client, counter = unpack(ARGV, 1, 7)
@@ -83,10 +84,14 @@ end
 
 local position = tonumber(last)
 local touched = {}
+local ended
 for i = 1, entry_count do
     local base = HEAD + inbox_count + EACH * (i - 1)
     local kind, version, derived, cause, at, inbox, body = unpack(ARGV, base + 1, base + EACH)
     position = position + 1
+    if kind == 'RunEnded' then
+        ended = position
+    end
     local number = string.format('%.0f', position)
     chain = redis.sha1hex(chain .. '\n' .. number .. '\n' .. kind .. '\n' .. version .. '\n' .. source .. '\n' .. epoch .. '\n'
         .. derived .. '\n' .. cause .. '\n' .. at .. '\n' .. body)
@@ -101,16 +106,19 @@ end
 
 local first = tonumber(last) + 1
 if not answer then
-    clients = (clients or '') .. client .. ' '
-    if select(2, string.gsub(clients, ' ', '')) > MAX_CLIENTS then
-        local oldest, others = string.match(clients, '^(%S+) (.*)$')
-        redis.call('HDEL', meta, 'answer:' .. oldest)
-        clients = others
+    local number = (tonumber(clients) or 0) + 1
+    local oldest = 'client:' .. string.format('%.0f', number - MAX_CLIENTS)
+    local forgotten = redis.call('HGET', meta, oldest)
+    if forgotten then
+        redis.call('HDEL', meta, oldest, 'answer:' .. forgotten)
     end
-    redis.call('HSET', meta, 'clients', clients)
+    redis.call('HSET', meta, 'clients', string.format('%.0f', number), 'client:' .. string.format('%.0f', number), client)
 end
 redis.call('HSET', meta, 'log', log_id, 'position', string.format('%.0f', position), 'chain', chain,
     'answer:' .. client, counter .. ' ' .. string.format('%.0f', first) .. ' ' .. epoch)
+if ended then
+    redis.call('HSET', meta, 'ended', string.format('%.0f', ended))
+end
 if mode == 'attach' then
     redis.call('HSET', meta, 'epoch:' .. source, epoch)
 end

@@ -50,6 +50,7 @@ HIDDEN = "***"
 MAKE_ROOM = (
     "raise its limit with CONFIG SET maxmemory, or delete runs that are over with `swingshift purge RUN` (`swingshift runs` lists them)"
 )
+DISCARDED = "Transaction discarded because of: "
 TRUST = "name the certificate of its CA with REDIS_CA_FILE, redis.ca_file or ?ssl_ca_certs=FILE in the URL"
 
 _PASSING = {"READONLY", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "MISCONF"}
@@ -123,6 +124,35 @@ class Connection:
             reply = self.call("EVAL", script.text, len(keys), *keys, *arguments)
         return reply if isinstance(reply, list) else [reply]
 
+    def transact(self, *commands: Sequence[Argument]) -> list[Reply]:
+        """Commands that nobody comes between, in one exchange, one try. Raises as `call` does.
+
+        All of them are carried out, or none where the server refuses one; one that fails by itself (a key of another type) stops no other.
+        """
+        packed = b"".join(map(pack, (("MULTI",), *commands, ("EXEC",))))
+
+        def exchange() -> list[Reply]:
+            self._wire.send_packed_command((packed,))
+            return self._outcome(len(commands))
+
+        return self._ask(exchange)
+
+    def _outcome(self, num_commands: int) -> list[Reply]:
+        """Reads also what follows an error: the next exchange must not get it."""
+        errors: list[redis.ResponseError] = []
+        reply: Reply = None
+        for _ in range(1 + num_commands + 1):
+            try:
+                reply = self._wire.read_response()
+            except redis.ResponseError as error:
+                errors.append(error)
+        replies = reply if isinstance(reply, list) else []
+        failed = cast("list[object]", replies)
+        errors += [each for each in failed if isinstance(each, redis.ResponseError)]
+        if errors:
+            raise errors[0]
+        return replies
+
     def _ask(self, exchange: Callable[[], Result]) -> Result:
         try:
             return exchange()
@@ -134,6 +164,9 @@ class Connection:
         except redis.exceptions.BusyLoadingError as error:
             self.close()
             raise _NotReady(f"{self.where} is not ready: {error}") from error
+        except redis.exceptions.InvalidResponse as error:
+            self.close()
+            raise ServerError(f"what answers at {self.where} is no Redis or Valkey: {error}; name the log's server") from error
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self.close()
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -281,5 +314,7 @@ def _info(connection: Connection, section: str) -> dict[str, str]:
 
 
 def _code(error: redis.ResponseError) -> str:
-    """First word of the server's message, which redis-py cuts off where it knows it."""
+    """First word of the server's message, which redis-py cuts off where it knows it; of a transaction's, that of its reason."""
+    if error.status_code == "EXECABORT":
+        return str(error).removeprefix(DISCARDED).partition(" ")[0]
     return error.status_code or str(error).partition(" ")[0]

@@ -46,9 +46,11 @@ class Keys:
         """Hash: what the append script checks and counts.
 
         log, position, chain   identity of the log, and position and chain of its newest entry
+        ended                  position of RunEnded, once it is there
         epoch:SOURCE           newest incarnation of a source; lower ones are fenced
         answer:CLIENT          `counter first-position epoch` of a client's last append: the answer to its retry
-        clients                clients with an answer, oldest first, so that the oldest can be forgotten
+        clients                how many clients have ever appended
+        client:NUMBER          one of the newest of them, by which the answer of the oldest can be forgotten
         inbox:REPLICA          position of the newest entry mirrored for a replica: the list of the inboxes
         trimmed:REPLICA        position of the newest entry that was trimmed from an inbox
         """

@@ -59,6 +59,9 @@ class Log(Protocol):
     def last_position(self) -> int:
         """Position of the newest entry."""
 
+    def ended_at(self) -> int:
+        """Position of RunEnded as the last `read_inbox` saw it, 0: it was not there then. For who does not read the whole log."""
+
 
 class BlobReader(Protocol):
     """Payloads of a run by name, to be read: on the server, or recorded."""

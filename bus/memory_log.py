@@ -16,7 +16,7 @@ from bus import chain
 from bus.codec import decode, encode
 from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, Fenced, GapError, LogChanged, LogError
-from bus.events import RunPlanned
+from bus.events import RunEnded, RunPlanned
 from bus.log import WHATEVER, Attached
 from bus.recording import Row
 
@@ -34,6 +34,8 @@ class MemoryStore:
     answers: dict[tuple[str, int, str], tuple[int, int]] = field(default_factory=dict)
     """(source, epoch, client) -> (counter, first position) of the last append: what a retry is answered with."""
     inboxes: dict[str, list[Entry]] = field(default_factory=dict)
+    ended_at: int = 0
+    """Position of RunEnded."""
     blobs: dict[str, bytes] = field(default_factory=dict)
     grown: threading.Condition = field(default_factory=threading.Condition)
 
@@ -57,6 +59,8 @@ class MemoryStore:
             entry = Entry(position, source, epoch, draft.derived, draft.cause, draft.at, digest, event)
             self.entries.append(entry)
             inbox = event.inbox()
+            if isinstance(event, RunEnded):
+                self.ended_at = position
             if inbox is not None:
                 self.inboxes.setdefault(inbox, []).append(entry)
         return first
@@ -78,6 +82,7 @@ class MemoryLog:
         self._client = uuid.uuid4().hex
         self._counter = 0
         self._seen = 0
+        self._ended_at = 0
         self._last_read: tuple[int, str] = (0, "")
         """Position and chain of the entry that this client read last."""
 
@@ -154,6 +159,7 @@ class MemoryLog:
         with self._store.grown:
             while True:
                 self._check(after)
+                self._ended_at = self._store.ended_at
                 inbox = self._store.inboxes.get(replica, [])
                 start = bisect_right(inbox, after, key=lambda entry: entry.position)
                 found = inbox[start : start + limit]
@@ -174,6 +180,9 @@ class MemoryLog:
         with self._store.grown:
             self._check()
             return self._store.first + len(self._store.entries) - 1
+
+    def ended_at(self) -> int:
+        return self._ended_at
 
     def _remember(self, entry: Entry) -> None:
         self._last_read = (entry.position, entry.chain)

@@ -2,19 +2,24 @@
 
 The digest lies in front of the data, so that a damaged payload is found even by a reader who does not know its entry.
 Durable as the log is: a server that keeps its appends in order has the payload whenever it has the entry that names it.
+
+    MULTI ─ count.lua: names and lengths, by which a retry is known ─ MSET: names and values ─ EXEC          all of it or nothing
+
+The script gets no values, for Lua copies what it gets, and what it hands on once more: up to three times the work for a large one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import cast
 
 from bus.blobs import DIGEST_BYTES, blob_digest
-from bus.connection import PATIENCE_S, Connection, Reply, Script, persist
+from bus.connection import PATIENCE_S, Argument, Connection, Reply, Script, persist
 from bus.errors import BlobMissing
 from bus.keys import Keys
 
-PUT = Script.load("put.lua")
+COUNT = Script.load("count.lua")
 FORGET = Script.load("forget.lua")
 KEY_BYTES = 96
 """What a server needs for a key besides its name and value, about."""
@@ -43,9 +48,8 @@ class RedisBlobs:
             self._put(some)
 
     def _put(self, payloads: Mapping[str, bytes]) -> None:
-        keys = [self._keys.size, *map(self._keys.blob, payloads)]
-        values = [bytes.fromhex(blob_digest(data)) + data for data in payloads.values()]
-        persist(lambda: self._connection.run(PUT, keys, [KEY_BYTES, *values]), self._patience_s)
+        values = {self._keys.blob(name): bytes.fromhex(blob_digest(data)) + data for name, data in payloads.items()}
+        persist(lambda: self._connection.transact(*storing(self._keys.size, values)), self._patience_s)
 
     def get(self, name: str) -> bytes:
         value = persist(lambda: self._connection.call("GET", self._keys.blob(name)), self._patience_s)
@@ -75,6 +79,15 @@ class RedisBlobs:
 
     def _forget(self, keys: Sequence[str]) -> None:
         persist(lambda: self._connection.run(FORGET, [self._keys.size, *keys], [KEY_BYTES]), self._patience_s)
+
+
+def storing(size: str, values: Mapping[str, bytes]) -> Sequence[Sequence[Argument]]:
+    """The commands that count values and store them under their keys, for one `Connection.transact`.
+
+    The script's text goes along: that a server does not know a digest is found only when the values are stored all the same.
+    """
+    pairs: Iterator[Argument] = chain.from_iterable(values.items())
+    return ("EVAL", COUNT.text, 1 + len(values), size, *values, KEY_BYTES, *map(len, values.values())), ("MSET", *pairs)
 
 
 def _portions(payloads: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar, cast
 
-from bus.codec import MAX_BYTES, encode
+from bus.codec import MAX_BYTES
 from bus.connection import PATIENCE_S, Argument, Connection, Reply, Result, Script, Waiting, check_room, connect, persist
 from bus.entry import Draft, Entry, Producer
 from bus.errors import ConfigError, EntryTooLarge, Fenced, GapError, LogChanged, LogError, LogMissing, SwingshiftError
@@ -22,7 +22,7 @@ from bus.events import RunPlanned
 from bus.keys import RUNS, Keys
 from bus.log import WHATEVER, Attached
 from bus.recording import Row
-from bus.stream import chain_of, draft_arguments, entry_of, position_of, row_of
+from bus.stream import Client, Mode, chain_of, entry_of, position_of, row_of
 
 APPEND = Script.load("append.lua")
 LONGEST_BLOCK_MS = 1000
@@ -43,10 +43,11 @@ class RedisLog:
         self._calls = calls
         self._reads = Connection(url, answer_s=None)
         self._place_checked = False
-        self._client = uuid.uuid4().hex
+        self._client = Client(keys, log_id, uuid.uuid4().hex)
         self._counter = 0
         self._top = 0
         """Highest position that this client knows: it read or wrote it, or was asked for what comes after it."""
+        self._ended_at = 0
         self._last_read: tuple[int, str] = (0, "")
         """Position and chain of the entry that this client read last."""
 
@@ -126,8 +127,9 @@ class RedisLog:
 
     def read_inbox(self, replica: str, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
         items = self._wait(self._keys.inbox(replica), after, limit, block_ms)
-        known, last, trimmed = cast("list[bytes | None]", self._ask(*self._end_query(), f"trimmed:{replica}"))
+        known, last, trimmed, ended = cast("list[bytes | None]", self._ask(*self._end_query(), f"trimmed:{replica}", "ended"))
         self._check_end([known, last])
+        self._ended_at = 0 if ended is None else int(ended)
         if trimmed is not None and int(trimmed) > after:
             raise GapError(
                 f"run {self.run}: the inbox of {replica} was trimmed up to {int(trimmed)}, this reader has read up to {after}: "
@@ -146,20 +148,15 @@ class RedisLog:
     def last_position(self) -> int:
         return self._check_end(self._persist(lambda: self._calls.call(*self._end_query())))
 
+    def ended_at(self) -> int:
+        return self._ended_at
+
     def _persist(self, action: Callable[[], Result]) -> Result:
         return persist(action, self._patience_s, waiting=self.waiting)
 
-    def _submit(self, mode: str, producer: Producer, drafts: Sequence[Draft], counter: int) -> tuple[int, int]:
+    def _submit(self, mode: Mode, producer: Producer, drafts: Sequence[Draft], counter: int) -> tuple[int, int]:
         """Calls the append script until it answers; returns the first position and the epoch."""
-        inboxes: dict[str, int] = {}
-        entries: list[Argument] = []
-        for draft in drafts:
-            name = draft.event.inbox()
-            inbox = 0 if name is None else inboxes.setdefault(name, len(inboxes) + 1)
-            entries += draft_arguments(draft, encode(draft.event), inbox)
-        keys = [self._keys.log, self._keys.meta, *(self._keys.inbox(name) for name in inboxes)]
-        who: list[Argument] = [mode, self._log_id, self._top, producer.source, producer.epoch, self._client, counter]
-        arguments = [*who, MAX_BYTES, len(inboxes), len(drafts), *inboxes, *entries]
+        keys, arguments = self._client.append(mode, self._top, producer, drafts, counter)
         reply = self._persist(lambda: self._calls.run(APPEND, keys, arguments))
         match reply:
             case [b"ok", int(first), int(epoch)]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
+from bus.codec import MAX_BYTES, encode
 from bus.connection import Argument, Reply
-from bus.entry import Draft, Entry
+from bus.entry import Draft, Entry, Producer
 from bus.errors import CodecError, LogChanged
+from bus.keys import Keys
 from bus.recording import Row
+
+Mode = Literal["append", "attach", "create"]
 
 FIELDS = [b"kind", b"version", b"source", b"epoch", b"derived", b"cause", b"at", b"chain", b"body"]
 
@@ -57,7 +62,23 @@ def entry_of(run: str, item: Reply, previous: str | None = None) -> Entry:
         raise CodecError(f"run {run}: {error}") from error
 
 
-def draft_arguments(draft: Draft, body: bytes, inbox: int) -> Sequence[Argument]:
-    """What the append script gets of a draft; `inbox` is the number of its inbox in this call, 0 if it has none."""
-    event = draft.event
-    return event.kind, event.schema_version, int(draft.derived), draft.cause, draft.at, inbox, body
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who calls the append script: of which log it is a client, and by which name its retries are known."""
+
+    keys: Keys
+    log_id: str
+    name: str
+
+    def append(self, mode: Mode, top: int, producer: Producer, drafts: Sequence[Draft], counter: int) -> tuple[list[str], list[Argument]]:
+        """Keys and arguments of one call. `top`: the highest position that this client knows; `counter`: the number of its append."""
+        inboxes: dict[str, int] = {}
+        entries: list[Argument] = []
+        for draft in drafts:
+            name = draft.event.inbox()
+            inbox = 0 if name is None else inboxes.setdefault(name, len(inboxes) + 1)
+            event = draft.event
+            entries += (event.kind, event.schema_version, int(draft.derived), draft.cause, draft.at, inbox, encode(event))
+        keys = [self.keys.log, self.keys.meta, *(self.keys.inbox(name) for name in inboxes)]
+        who: list[Argument] = [mode, self.log_id, top, producer.source, producer.epoch, self.name, counter]
+        return keys, [*who, MAX_BYTES, len(inboxes), len(drafts), *inboxes, *entries]

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Forgets a run's oldest entries, in the log and in the inboxes. The newest entry of the log always stays.
+-- Forgets a run's oldest entries, in the log, and then in the inboxes that are named. The newest entry of the log always stays.
 -- Also on a server that is full, for this is what makes room.
 --
 -- KEYS: log, meta, then one key for each inbox
@@ -21,12 +21,15 @@ local oldest = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
 local first = oldest and tonumber(string.match(oldest[1], '^%d+')) or 1
 local wanted = math.min(tonumber(ARGV[2]), tonumber(last) - 1)
 local up_to = math.min(wanted, first + tonumber(ARGV[3]) - 1)
-if up_to < first then
-    return {'ok', 0, 0}
+
+local forgotten = 0
+if up_to >= first then
+    forgotten = redis.call('XTRIM', log, 'MINID', string.format('%.0f', up_to + 1))
+else
+    up_to = wanted -- of the log nothing is left to forget up to there
 end
 
 local kept = string.format('%.0f', up_to + 1)
-local forgotten = redis.call('XTRIM', log, 'MINID', kept)
 for i = 3, #KEYS do
     -- Positions in an inbox have gaps, so its reader cannot see what is missing: the last one forgotten is written down for it.
     local gone = redis.call('XREVRANGE', KEYS[i], string.format('%.0f', up_to), '-', 'COUNT', 1)[1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from bus.connection import PATIENCE_S, Argument, Connection, Reply, Script, persist
@@ -19,6 +20,8 @@ TRIM = Script.load("trim.lua")
 REPORT = Script.load("report.lua")
 STEP_ENTRIES = 10_000
 """Most entries forgotten in one call; the server answers nobody else meanwhile."""
+STEP_INBOXES = 50
+"""Most inboxes that are looked at in one call."""
 TELL_EVERY_S = 1.0
 
 
@@ -50,13 +53,15 @@ class Trimming:
         """
         forgotten, more = 0, 1
         while more:
-            count, more = self._trim_step(up_to)
+            count, more = self._trim_step(up_to, ())
             forgotten += count
-        return forgotten
-
-    def _trim_step(self, up_to: int) -> tuple[int, int]:
         fields = cast("list[bytes]", self._call("HKEYS", self._keys.meta))
         replicas = [field.decode().removeprefix("inbox:") for field in fields if field.startswith(b"inbox:")]
+        for first in range(0, len(replicas), STEP_INBOXES):
+            self._trim_step(up_to, replicas[first : first + STEP_INBOXES])
+        return forgotten
+
+    def _trim_step(self, up_to: int, replicas: Sequence[str]) -> tuple[int, int]:
         keys = [self._keys.log, self._keys.meta, *(self._keys.inbox(replica) for replica in replicas)]
         arguments: list[Argument] = [self._log_id, up_to, STEP_ENTRIES, *replicas]
         reply = persist(lambda: self._connection.run(TRIM, keys, arguments), self._patience_s)

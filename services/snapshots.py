@@ -9,6 +9,7 @@ They only save time: whatever goes wrong with them is said in the service's log,
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,10 @@ from services.context import ServiceContext
 logger = logging.getLogger(__name__)
 
 UNLUCKY = (CodecError, LogError, ServerError)
+MOST_SHARE = 0.02
+"""Of a service's time that snapshots may take: with tens of thousands of requests in flight one takes a second."""
+SOON_DONE_S = 0.05
+"""One that takes no longer is made whenever it is its turn."""
 
 
 class Snapshots:
@@ -40,6 +45,8 @@ class Snapshots:
         self._epoch = 0
         self._last = 0
         """Position of the newest one."""
+        self._not_before = 0.0
+        """When the next one may be made."""
         self._frozen: Snapshot | None = None
         """One that is not put away yet."""
         self._over = False
@@ -93,7 +100,7 @@ class Snapshots:
         self._over = self._over or any(self._ends(entry) for entry in entries)
         if self._over:
             return
-        if newest.position >= self._last + self._every:
+        if newest.position >= self._last + self._every and time.monotonic() >= self._not_before:
             self._last = newest.position
             self._freeze(core, newest.position, decided_at)
         if self._frozen is not None and newest.position >= self._frozen.through:
@@ -101,6 +108,12 @@ class Snapshots:
             self._frozen = None
 
     def _freeze(self, core: Core, position: int, decided_at: Mapping[str, int]) -> None:
+        began = time.monotonic()
+        self._make(core, position, decided_at)
+        took_s = time.monotonic() - began
+        self._not_before = began + took_s / MOST_SHARE if took_s > SOON_DONE_S else 0.0
+
+    def _make(self, core: Core, position: int, decided_at: Mapping[str, int]) -> None:
         """It is put away when the decisions in it have come back from the log: what is lost of them must not live on in it."""
         through = max(position, *decided_at.values()) if decided_at else position
         try:

@@ -1,8 +1,7 @@
 """What a replica hears, each from a thread of its own, in one queue for its main thread.
 
-inbox ──(reader)──▶ ┐
-end of the log ───▶ ├─ get ──▶ main thread         outputs: those alone, while the engine pauses; the rest waits
-engine ─(poller)──▶ ┘
+inbox, the run's end ──(reader)──▶ ┬─ get ──▶ main thread         outputs: those alone, while the engine pauses; the rest waits
+engine ────────────────(poller)──▶ ┘
 """
 
 from __future__ import annotations
@@ -14,23 +13,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bus.entry import Entry
-from bus.errors import GapError
-from bus.events import KillRequested, RunEnded
+from bus.events import KillRequested
 from services.context import ServiceContext
 from services.engines.protocol import Engine, GenerateOutput
 from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT
 
 logger = logging.getLogger(__name__)
 
-Mail = list[Entry] | list[GenerateOutput] | BaseException
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over."""
+
+
+Mail = list[Entry] | list[GenerateOutput] | Ended | BaseException
 
 POLL_S = 0.5
 KILLED = 4
 """Exit code after a KillRequested."""
-END_WINDOW = 512
-"""Newest entries among which RunEnded is looked for; after it there are only the last words, and what was in flight."""
 
 
 class Mailbox:
@@ -46,8 +49,8 @@ class Mailbox:
 
     def follow(self, position: int, epoch: int) -> None:
         """From now on there is mail from the inbox behind `position`, and word of the run's end. A KillRequested of `epoch` is obeyed."""
-        for target, arguments in ((self._read_inbox, (position, epoch)), (self._watch_run, (position,))):
-            threading.Thread(target=self._forward_errors, args=(target, *arguments), name=target.__name__, daemon=True).start()
+        arguments = (self._read_inbox, position, epoch)
+        threading.Thread(target=self._forward_errors, args=arguments, name="inbox", daemon=True).start()
 
     def poll(self, engine: Engine) -> None:
         """From now on there is mail from the engine."""
@@ -81,7 +84,7 @@ class Mailbox:
             self._mail.put(error)
 
     def _read_inbox(self, position: int, epoch: int) -> None:
-        log = self._context.open_log()
+        log, ended = self._context.open_log(), False
         while not self._ending.is_set():
             entries = log.read_inbox(self._context.name, position, READ_LIMIT, BLOCK_MS)
             self._obey_kill(entries, epoch)
@@ -89,6 +92,10 @@ class Mailbox:
                 position = entries[-1].position
                 self._mail.put(entries)
                 time.sleep(GATHER_S)
+            if log.ended_at() and not ended:
+                ended = True
+                self._mail.put(Ended())
+                self._run_ended()
 
     def _obey_kill(self, entries: Sequence[Entry], epoch: int) -> None:
         """Ends the process from the reading thread: the main one may hang in the engine, which is why somebody wants it gone."""
@@ -97,26 +104,6 @@ class Mailbox:
             if isinstance(event, KillRequested) and event.epoch == epoch and not self._context.in_process:
                 logger.error("killed on request: reason=%s", event.reason)
                 os._exit(KILLED)
-
-    def _watch_run(self, position: int) -> None:
-        """The end of the run is not in the inbox: it is found at the end of the log, once in a while."""
-        log = self._context.open_log()
-        # It may have ended before this incarnation's first word.
-        position = max(0, position - END_WINDOW)
-        while not self._ending.wait(BLOCK_MS / 1000):
-            seen = max(position, log.last_position() - END_WINDOW)
-            try:
-                entries = log.read(seen, END_WINDOW)
-            except GapError:
-                # A log that was lost and goes on has no older entries, and had not ended.
-                position = log.last_position() - 1
-                continue
-            position = entries[-1].position if entries else position
-            ended = [entry for entry in entries if isinstance(entry.event, RunEnded)]
-            if ended:
-                self._mail.put(ended)
-                self._run_ended()
-                return
 
     def _poll_engine(self, engine: Engine) -> None:
         while not self._ending.is_set():

@@ -5,18 +5,20 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import repeat
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from bus.alive import Alive, living_epochs
+from bus.blobs import DIGEST_BYTES
 from bus.connection import Connection, check_server, connect, persist, without_password
 from bus.entry import Producer
 from bus.errors import ConfigError, LogUnavailable, ServerError, ServerFull
 from bus.keys import Keys
-from bus.redis_blobs import RedisBlobs
+from bus.redis_blobs import KEY_BYTES, RedisBlobs, storing
 from bus.redis_log import RedisLog
 from bus.runs import purge
 from bus.trimming import Trimming
@@ -209,6 +211,8 @@ def test_on_a_full_server_room_can_be_made_and_signs_of_life_are_given(binary: P
             operator.call("CONFIG", "SET", "maxmemory", "1")
             with pytest.raises(ServerFull, match="is full"):
                 blobs.put("b", b"x")
+            assert operator.call("EXISTS", Keys("r").blob("b")) == 0
+            assert counted(operator, "r") == (taken("r", "a", 1000), 1)
             with Alive(url, "r", "trainer", 1):
                 assert living_epochs(operator, "r", ["trainer"]) == {"trainer": 1}
             assert trimming.trim(5) == 5
@@ -218,6 +222,47 @@ def test_on_a_full_server_room_can_be_made_and_signs_of_life_are_given(binary: P
             blobs.close()
             trimming.close()
         operator.close()
+
+
+def test_a_server_that_gets_full_in_the_midst_of_a_transaction_carries_out_nothing_and_is_asked_again(binary: Path, tmp_path: Path) -> None:
+    with running(binary, tmp_path, "--port", "PORT") as port:
+        url, keys = f"redis://127.0.0.1:{port}", Keys("r")
+        with closing(Connection(url)) as writer, closing(Connection(url)) as operator:
+            for command in (("MULTI",), *storing(keys.size, {keys.blob("a"): b"x" * 1000})):
+                writer.call(*command)
+            operator.call("CONFIG", "SET", "maxmemory", "1")
+            with pytest.raises(ServerFull, match=r"is full: Transaction discarded because of: .*maxmemory"):
+                writer.call("EXEC")
+            assert operator.call("EXISTS", keys.size, keys.blob("a")) == 0
+            with pytest.raises(ServerFull, match=r"is full: .*maxmemory"):
+                writer.transact(*storing(keys.size, {keys.blob("a"): b"x" * 1000}))
+            operator.call("CONFIG", "SET", "maxmemory", "0")
+            assert writer.transact(*storing(keys.size, {keys.blob("a"): b"x" * 984})) == [[b"ok"], b"OK"]
+            assert counted(operator, "r") == (taken("r", "a", 968), 1)
+            assert operator.call("STRLEN", keys.blob("a")) == 984
+
+
+def test_a_command_that_fails_in_a_transaction_is_an_error_and_the_next_exchange_gets_its_own_answers(server_url: str, run: str) -> None:
+    key = Keys(run).meta
+    with closing(Connection(server_url)) as connection:
+        with pytest.raises(ServerError, match="wrong number of arguments"):
+            connection.transact(("HSET", key, "a", 1), ("HSET", key))
+        assert connection.call("EXISTS", key) == 0
+        with pytest.raises(ServerError, match="wrong kind of value"):
+            connection.transact(("HSET", key, "a", 1), ("GET", key), ("HGET", key, "a"))
+        assert connection.transact(("HGET", key, "a"), ("DEL", key)) == [b"1", 1]
+        assert connection.call("PING") == b"PONG"
+
+
+def counted(connection: Connection, run: str) -> tuple[int, int]:
+    """Bytes and payloads."""
+    values = cast("list[bytes]", connection.call("HMGET", Keys(run).size, "bytes", "payloads"))
+    return int(values[0]), int(values[1])
+
+
+def taken(run: str, name: str, num_bytes: int) -> int:
+    """What a payload of so many bytes counts."""
+    return len(Keys(run).blob(name)) + KEY_BYTES + DIGEST_BYTES + num_bytes
 
 
 def test_who_waits_for_a_server_longer_than_a_moment_is_told_so_and_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from bus.blobs import blob_ref, get_blob, put_blob
 from bus.codec import MAX_BYTES, encode
 from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, EntryTooLarge, Fenced, GapError, LogChanged, LogError
+from bus.events import RunEnded
 from bus.log import Attached
 from tests.bus.factories import fact, generation, plan, started, step_done, steps, wait_samples
 from tests.bus.worlds import MemoryWorld, NumberedLog, RedisWorld, World
@@ -198,6 +199,17 @@ def test_an_inbox_has_the_entries_for_its_replica_and_no_others(world: World) ->
     assert log.read_inbox("a0", 3, 10) == [everywhere[5]]
     assert log.read_inbox("a0", 0, 1) == [everywhere[2]]
     assert log.read_inbox("c0", 0, 10) == []
+
+
+def test_who_reads_an_inbox_is_told_where_the_run_ended(world: World) -> None:
+    log, other = world.client(), world.client()
+    log.append(OPERATOR, steps(1, 2))
+    other.read_inbox("a0", 1, 10)
+    assert other.ended_at() == 0
+    log.append(OPERATOR, [*steps(3, 1), fact(RunEnded(reason="completed")), *steps(4, 1)])
+    log.append(OPERATOR, steps(5, 1))
+    other.read_inbox("a0", 1, 10)
+    assert other.ended_at() == 5
 
 
 def test_a_blocked_reader_of_an_inbox_gets_what_is_appended(world: World) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -11,14 +12,15 @@ import msgpack
 import pytest
 
 from bus.alive import Alive, living_epochs
-from bus.blobs import blob_digest
+from bus.blobs import DIGEST_BYTES, blob_digest
 from bus.connection import Argument, Connection
 from bus.embedded import EmbeddedServer
 from bus.entry import Producer
 from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerFull
 from bus.events import RunPlanned
 from bus.keys import Keys, check_run_id
-from bus.redis_blobs import RedisBlobs
+from bus.memory_use import MemoryUse
+from bus.redis_blobs import KEY_BYTES, RedisBlobs
 from bus.redis_log import APPEND, RedisLog
 from bus.runs import list_runs
 from bus.trimming import Trimming
@@ -136,12 +138,22 @@ def test_the_script_itself_refuses_a_large_body(world: RedisWorld) -> None:
     assert log.last_position() == 1
 
 
-def test_the_answers_kept_for_retries_do_not_grow_without_limit(world: RedisWorld) -> None:
+def test_the_answers_kept_for_retries_are_those_of_the_newest_eight_thousand_clients(world: RedisWorld) -> None:
     log_id = world.client().log_id
-    for number in range(300):
-        arguments = script_arguments("append", log_id, client=f"client{number}")
-        assert world.server.run(APPEND, [world.keys.log, world.keys.meta], arguments) == [b"ok", number + 2, 0]
-    assert cast(int, world.server.call("HLEN", world.keys.meta)) < 300
+
+    def append(client: str) -> int:
+        reply = world.server.run(APPEND, [world.keys.log, world.keys.meta], script_arguments("append", log_id, client=client))
+        return cast(int, reply[1])
+
+    first = [append(f"early{number}") for number in range(5)]
+    assert [append(f"early{number}") for number in range(5)] == first, "a retry is known"
+    fields = cast(int, world.server.call("HLEN", world.keys.meta))
+    world.server.call("HSET", world.keys.meta, "clients", 8192)  # as if so many had come
+    for number in range(4):
+        append(f"late{number}")
+    assert cast(int, world.server.call("HLEN", world.keys.meta)) == fields, "each that comes takes the place of the oldest"
+    assert append("early4") == first[4]
+    assert append("early0") not in first
 
 
 def test_a_server_that_forgot_the_script_gets_it_again(world: RedisWorld) -> None:
@@ -341,6 +353,23 @@ def test_a_full_server_refuses_an_append_as_a_whole(own_server: EmbeddedServer, 
     server.close()
 
 
+@pytest.mark.parametrize("lost", [LossyProxy.lose_answers, LossyProxy.cut_answers])
+def test_payloads_count_their_bytes_once_also_when_answers_are_lost_and_they_are_replaced(
+    world: RedisWorld, tmp_path: Path, lost: Callable[[LossyProxy, int], None]
+) -> None:
+    payloads = {f"answer:{number}": b"x" * (700 * number) for number in range(40)}
+    with LossyProxy(world.url, tmp_path) as proxy, closing(RedisBlobs(proxy.url, world.keys.run)) as blobs:
+        blobs.put("answer:1", b"former, and of another length")
+        world.server.call("SCRIPT", "FLUSH")
+        lost(proxy, 2)
+        blobs.put_many(payloads)
+        assert proxy.answers_lost == 2
+        assert blobs.get_many(list(payloads)) == payloads
+        counted = world.server.call("HMGET", world.keys.size, "bytes", "payloads")
+        stored = sum(KEY_BYTES + DIGEST_BYTES + len(world.keys.blob(name)) + len(data) for name, data in payloads.items())
+        assert counted == [b"%d" % stored, b"40"]
+
+
 def test_large_batches_go_through_in_one_piece(world: RedisWorld) -> None:
     log = world.client()
     assert log.append(OPERATOR, steps(1, 20_000)) == 2
@@ -370,6 +399,24 @@ def test_trimming_goes_on_in_steps_until_it_is_done(world: RedisWorld) -> None:
     assert trimming.trim(24_000) == 0
     assert world.server.call("XLEN", world.keys.log) == 1001
     trimming.close()
+
+
+def test_a_hundred_inboxes_are_trimmed_and_measured_a_few_at_a_time(world: RedisWorld) -> None:
+    log, names = world.client(), [f"r{number}" for number in range(120)]
+    log.append(OPERATOR, [fact(generation(f"{turn}.0", name)) for turn in range(2) for name in names])
+    inboxes = [world.keys.inbox(name) for name in names]
+    with closing(Trimming(world.url, world.keys.run, log.log_id)) as trimming:
+        assert trimming.trim(121) == 121
+        assert [world.server.call("XLEN", inbox) for inbox in inboxes] == [1] * 120
+        with closing(MemoryUse(world.url, world.keys.run)) as memory:
+            before = memory.measure().run
+            log.append(OPERATOR, [fact(generation("3.0", name)) for name in names for _ in range(20)])
+            grown = [memory.measure().run for _ in range(4)]
+            assert grown == sorted(grown)
+            assert before < grown[0] < grown[2] == grown[3]
+        assert trimming.trim(241) == 120
+        assert trimming.trim(241) == 0
+        assert [world.server.call("XLEN", inbox) for inbox in inboxes] == [20] * 120
 
 
 def test_trimming_leaves_another_log_alone(world: RedisWorld) -> None:
