@@ -32,6 +32,8 @@ class Requests:
         """Replica -> its requests in flight, oldest first."""
         self.gone: dict[str, int] = {}
         """Replica -> highest epoch that is known to be gone."""
+        self.changed: dict[str, None] = {}
+        """Replicas whose load has changed since whoever looks at it has emptied this."""
         self._where: dict[Key, str] = {}
 
     def load(self, replica: str) -> int:
@@ -69,11 +71,15 @@ class Requests:
         key = (event.request, event.attempt)
         self.open.setdefault(event.replica, {})[key] = event
         self._where[key] = event.replica
+        self.changed[event.replica] = None
         return []
 
     def _end(self, key: Key) -> GenerationRequested | None:
         replica = self._where.pop(key, None)
-        return None if replica is None else self.open[replica].pop(key)
+        if replica is None:
+            return None
+        self.changed[replica] = None
+        return self.open[replica].pop(key)
 
     def _lose(self, replica: str, epoch: int) -> list[Outcome]:
         self.gone[replica] = max(self.gone.get(replica, 0), epoch)

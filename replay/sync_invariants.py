@@ -3,6 +3,7 @@
 - Changes are published against the publication before, of the same incarnation of the trainer, and take no more bytes than all of it.
 - A replica is told of changes as they were published.
 - It takes changes only if what it last took from the copy is what they are against; an incarnation's first weights are whole (C-19).
+- A replica is told only of weights that it can read where it is: in its own machine's memory, or in the folder that all share.
 - It takes them directly only by a way that was offered for them.
 - One that failed loads nothing any more.
 """
@@ -10,7 +11,9 @@
 from __future__ import annotations
 
 from bus.entry import Entry
-from bus.events import ReplicaAwake, ReplicaFailed, WakeRequested, WeightsApplied, WeightsPublished, WeightUpdateRequested
+from bus.events import ReplicaAwake, ReplicaFailed, ServiceStarted, WakeRequested, WeightsApplied, WeightsPublished, WeightUpdateRequested
+from bus.reach import Reach
+from bus.requests import REPLICA_PREFIX
 
 Weights = tuple[int, int]
 """(version, revision)"""
@@ -32,11 +35,17 @@ class SyncInvariants:
         self._held: dict[tuple[str, int], Weights] = {}
         """(replica, epoch) -> what it took last from the copy that is always there. What came directly is on its devices only."""
         self._failed: set[tuple[str, int]] = set()
+        self._reach = Reach()
+        self._epochs: dict[str, int] = {}
+        """Replica -> its newest incarnation."""
 
     def apply(self, entry: Entry) -> list[str]:
         """Takes in one entry."""
         event = entry.event
+        self._reach.apply(entry)
         match event:
+            case ServiceStarted() if entry.source.startswith(REPLICA_PREFIX):
+                self._epochs[entry.source.removeprefix(REPLICA_PREFIX)] = entry.epoch
             case WeightsPublished():
                 return self._publish(event, entry.epoch)
             case WakeRequested() | WeightUpdateRequested():
@@ -63,9 +72,16 @@ class SyncInvariants:
 
     def _tell(self, event: WakeRequested | WeightUpdateRequested) -> list[str]:
         published = self._published.get((event.version, event.revision))
-        if published is None or _offer(published) == _offer(event):
+        if published is None:
             return []
-        return [f"{event.replica} was told of other weights {event.version} than were published"]
+        broken = []
+        if _offer(published) != _offer(event):
+            broken.append(f"{event.replica} was told of other weights {event.version} than were published")
+        # One that has begun again elsewhere meanwhile takes nothing that its predecessor was asked.
+        if event.epoch == self._epochs.get(event.replica) and not self._reach.can_read(event.replica, published):
+            where = self._reach.machines.get(event.replica)
+            broken.append(f"{event.replica} on {where} was told of weights {event.version}, which are in the memory of {published.machine}")
+        return broken
 
     def _load(self, event: WeightsApplied | ReplicaAwake, epoch: int) -> list[str]:
         where, now = (event.replica, epoch), (event.version, event.revision)

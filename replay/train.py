@@ -172,13 +172,20 @@ class Retraining:
 
 
 def _where_it_can(planned: LearnerConfig | None, other: LearnerConfig | None) -> LearnerConfig | None:
-    """The run's settings, on the device that is asked for. Raises ConfigError for one that is not here."""
+    """The run's settings, on the device and in as many ranks as is asked for. Raises ConfigError for what is not here."""
     if planned is None:
         return None
-    device, dtype = (planned.device, planned.dtype) if other is None else (other.device, other.dtype)
-    if device == "cuda" and not torch.cuda.is_available():
+    wanted = planned if other is None else other
+    there = torch.cuda.device_count() if wanted.device == "cuda" else wanted.ranks
+    if there == 0:
         raise ConfigError(
             "the run was trained on cuda, which this machine does not have; the bits of a CPU are others, but the curves can be compared: "
-            "--set actor.device=cpu --set actor.dtype=float32"
+            f"--set actor.device=cpu --set actor.dtype=float32{' --set actor.ranks=1' if wanted.ranks > 1 else ''}"
         )
-    return planned if device == planned.device else planned.model_copy(update={"device": device, "dtype": dtype})
+    if there < wanted.ranks:
+        raise ConfigError(
+            f"the run was trained by {wanted.ranks} ranks, each on a GPU of its own, and this machine has {there}; fewer ranks sum in "
+            f"another order, so the bits are others, but the curves can be compared: --set actor.ranks={there}"
+        )
+    elsewhere = {"device": wanted.device, "dtype": wanted.dtype} if wanted.device != planned.device else {}
+    return planned.model_copy(update=elsewhere | {"ranks": wanted.ranks})

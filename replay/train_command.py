@@ -17,6 +17,7 @@ from bus.events import RunPlanned, Value
 from bus.payload_recording import PayloadRecording
 from bus.recording import Recording
 from replay.bar import Bar
+from services.devices import as_far_as_here, this_machine
 from services.learner import environment
 from services.learner.planned import planned_settings
 
@@ -64,7 +65,7 @@ def _plan(recording: Recording) -> RunPlanned:
 def _environment(plan: RunPlanned) -> Mapping[str, tuple[Value, Value]]:
     """Makes this process what the trainer's was, as far as it can be; returns in what it is another one: name -> (recorded, here)."""
     if "torch" not in sys.modules:
-        environment.set_threads(plan.devices.get("trainer", ""))
+        environment.set_threads(as_far_as_here(plan.devices.get("trainer", ""), this_machine()))
     settings = planned_settings(plan)
     return {} if settings is None else environment.differences(plan, settings)
 

@@ -11,12 +11,11 @@ are one code path: what is performed is what the core lists as outstanding, neve
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -26,6 +25,7 @@ from bus.errors import GapError
 from bus.events import DeadlineMissed, Event, PolicyAttached, RunEnded, ServiceStarted, ServiceStopped
 from bus.history import History
 from bus.host import Host, rebuild_in_order
+from bus.log import Log
 from bus.requests import ANSWERING
 from bus.snapshot_table import core_code
 from bus.trimming import Progress
@@ -41,6 +41,8 @@ GATHER_S = 0.004
 """How long a reader lets entries gather after it has got some."""
 MAILBOX_SIZE = 256
 """Batches of entries and outcomes that may wait; a reader that is ahead blocks."""
+WATCH_PAUSE = 20
+"""So many times as long as a look at the deadlines takes none is taken."""
 SAY_EVERY_S = 5.0
 """How often a long recovery says how far it is."""
 
@@ -127,13 +129,12 @@ class Shell:
         self.core = core
         self._follower = follower
         self._performer = performer
-        self._first_word: ServiceStarted | PolicyAttached = attached or ServiceStarted(
-            code=context.code, host=socket.gethostname(), pid=os.getpid()
-        )
+        self._first_word: ServiceStarted | PolicyAttached = attached or context.started()
         self._mailbox: queue.Queue[Mail] = queue.Queue(MAILBOX_SIZE)
         self._ending = threading.Event()
         self._ended = False
         self._alarms = Alarms()
+        self._watch_at = 0.0
         self._host: Host | None = None
         self._progress = Progress(context.url, context.run, core.source)
         self._snapshots = Snapshots(context, core.source, core_code(context.code, attached))
@@ -155,7 +156,10 @@ class Shell:
 
     def run(self) -> None:
         """Starts, recovers, and serves until RunEnded. Raises Fenced when a newer incarnation has taken over."""
-        log = self.context.open_log()
+        with closing(self.context.open_log()) as log:
+            self._run(log)
+
+    def _run(self, log: Log) -> None:
         draft = Draft(self._first_word, derived=False, cause=0, at=time.time_ns())
         attached = log.attach(self.core.source, draft, self.context.after)
         # Of requests and answers, nine in ten entries, a policy hears nothing.
@@ -270,8 +274,12 @@ class Shell:
         self._performer.look(mail)
 
     def _watch_deadlines(self) -> None:
-        """Arms what the core names, disarms what it no longer names, and says what has passed."""
-        missed = self._alarms.missed(self.core.deadlines(), time.monotonic())
+        """Arms what the core names, disarms what it no longer names, and says what has passed. Of a thousand replicas each has some."""
+        now = time.monotonic()
+        if now < self._watch_at:
+            return
+        missed = self._alarms.missed(self.core.deadlines(), now)
+        self._watch_at = now + WATCH_PAUSE * (time.monotonic() - now)
         if missed:
             self.host.append_facts([(DeadlineMissed(key=late.key, seconds=late.seconds), self.position) for late in missed])
 

@@ -68,6 +68,7 @@ from bus.events.trainer import (
     StepDone,
     WaitSamples,
     WeightsPublished,
+    WeightsShared,
     YieldRefused,
 )
 
@@ -81,7 +82,7 @@ KINDS: dict[str, type[Event]] = {
         RoutesCut, RoutesOpened, RunEnded, RunPlanned, SampleDropped, SampleMoved, SampleReady, SampleStarted, ServiceLost, ServiceStarted,
         ServiceStopped, SettingChanged, ShadowVerdict, SleepRequested, Stalled, StepDone, StopRequested, SwitchDone, SwitchRejected,
         SwitchRequested, SwitchStarted, TrainGranted, WaitSamples, WakeRequested, WeightUpdateRequested, WeightsApplied, WeightsPublished,
-        YieldRefused, YieldRequested,
+        WeightsShared, YieldRefused, YieldRequested,
     )
 }  # fmt: skip
 
@@ -156,6 +157,7 @@ __all__ = [
     "WeightsApplied",
     "WeightsDelta",
     "WeightsPublished",
+    "WeightsShared",
     "YieldRefused",
     "YieldRequested",
 ]

@@ -31,7 +31,7 @@ class Deadlines(Frozen):
     update_s: float = Field(default=120.0, gt=0)
     """act: a serving replica has taken new weights, else it is killed."""
     kill_s: float = Field(default=30.0, gt=0)
-    """act: the exit of a killed replica is verified, else the run ends."""
+    """act: the exit of a killed replica is verified, else the run ends. On a cluster 120: that a node is gone is heard late."""
     generate_s: float = Field(default=900.0, gt=0)
     """act: a replica with requests in flight finishes one, else it is killed."""
     no_replica_s: float = Field(default=300.0, gt=0)
@@ -133,6 +133,10 @@ class ServiceStarted(Event):
     pid: int = 0
     role: Literal["", "standalone", "hybrid"] = ""
     """For a replica: which kind it is."""
+    token: str = ""
+    """What whoever started this process gave it to be known by; empty: nothing."""
+    machine: str = ""
+    """Which machine it is on: with the same one it shares memory; empty: not known."""
 
 
 class ServiceStopped(Event):

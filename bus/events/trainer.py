@@ -1,6 +1,7 @@
 """Events of the trainer, the holder of the devices at home.
 
 controller: TrainGranted ▸ trainer: WaitSamples* ▸ BatchFormed ▸ StepDone … StepDone(is_boundary) ▸ WeightsPublished ▸ CheckpointSaved
+replica on another machine than the weights: ServiceStarted ▸ trainer: WeightsShared ▸ rollouter, controller: may ask it to load them
 controller: YieldRequested ▸ trainer: DevicesYielded | YieldRefused        controller: ReloadRequested ▸ trainer: DevicesReloaded
 """
 
@@ -60,6 +61,20 @@ class WeightsPublished(Event):
     """What its floating-point tensors were rounded to; empty: they are those that were trained."""
     delta: WeightsDelta | None = None
     direct: DirectWeights | None = None
+    machine: str = ""
+    """In whose memory they are, as `ServiceStarted.machine` names it; empty: in a folder, where all find them."""
+
+
+class WeightsShared(Event):
+    """Weights that were published in one machine's memory lie in the shared folder, too, from here on. trainer -> all."""
+
+    kind: ClassVar[str] = "WeightsShared"
+    emitter: ClassVar[Role | None] = "trainer"
+    version: int
+    revision: int
+    uri: str
+    num_bytes: int
+    seconds: float
 
 
 class DevicesYielded(Event):

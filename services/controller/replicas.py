@@ -25,6 +25,7 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
+from bus.reach import Reach
 from bus.requests import REPLICA_PREFIX
 
 State = Literal["starting", "asleep", "waking", "awake", "serving"]
@@ -61,10 +62,12 @@ class Replicas:
     """KillRequested without ReplicaLost."""
     given_up: dict[str, None] = field(default_factory=dict)
     """Replicas that will not be restarted."""
+    reach: Reach = field(default_factory=Reach)
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""
         event = entry.event
+        self.reach.apply(entry)
         match event:
             case ServiceStarted() if entry.source.startswith(REPLICA_PREFIX):
                 self._start(entry.source.removeprefix(REPLICA_PREFIX), entry.epoch, event.role == "hybrid")
@@ -173,11 +176,15 @@ class Replicas:
         return not self.by_name and all(name in self.given_up for name in configured)
 
     def wakeable(self) -> dict[str, int]:
-        """Hybrids that could be woken now: added, asleep, of use. Name -> epoch."""
+        """Hybrids that could be woken now: added, asleep, of use, and the newest weights are where they can read them. Name -> epoch."""
         return {
             replica.name: replica.epoch
             for replica in self.by_name.values()
-            if replica.hybrid and replica.state == "asleep" and not replica.condemned and not self._has_exited(replica)
+            if replica.hybrid
+            and replica.state == "asleep"
+            and not replica.condemned
+            and not self._has_exited(replica)
+            and self.reach.can_read_newest(replica.name)
         }
 
     def standalone_serves(self) -> bool:

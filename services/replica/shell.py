@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -20,14 +19,13 @@ from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, EngineError, WeightsError
 from bus.events import (
     AbortRequested,
+    Deadlines,
     Event,
     GenerationRequested,
     ReplicaAdded,
     ReplicaAsleep,
     ReplicaAwake,
     ReplicaFailed,
-    RunEnded,
-    ServiceStarted,
     ServiceStopped,
     SleepRequested,
     WakeRequested,
@@ -39,7 +37,7 @@ from services.context import ServiceContext
 from services.engines.protocol import Engine, GenerateOutput, GenerateRequest, Sampling
 from services.payloads import requested_prompt_blob
 from services.replica.answers import seed_of, with_answer, without_answer
-from services.replica.mailbox import Mail, Mailbox
+from services.replica.mailbox import Ended, Mail, Mailbox
 from services.replica.payloads_ahead import PayloadsAhead
 from services.samples import PartialAnswer, unpack_answer, unpack_tokens
 from services.shell import Terminated
@@ -69,7 +67,7 @@ class Replica:
         self._log: Log = context.open_log()
         self._blobs: Blobs = context.open_blobs()
         self._fetcher = WeightWays(
-            WeightFetcher(context.weights_folder, context.config.weights.delta),
+            WeightFetcher(context.weights_folder, context.config.weights.delta, _patience(context.plan.deadlines)),
             make_taker(context, engine, self._blobs, lambda: self._producer.epoch),
         )
         self._producer = Producer(f"replica:{context.name}", 0)
@@ -86,8 +84,7 @@ class Replica:
 
     def run(self) -> None:
         """Serves until the run has ended. Raises Fenced when a newer incarnation has taken over."""
-        first_word = ServiceStarted(code=self._context.code, host=socket.gethostname(), pid=os.getpid(), role=self._role)
-        attached = self._log.attach(self._producer.source, Draft(first_word, derived=False, cause=0, at=time.time_ns()))
+        attached = self._log.attach(self._producer.source, Draft(self._context.started(), derived=False, cause=0, at=time.time_ns()))
         self._producer = attached.producer
         with self._context.alive(attached.producer.epoch):
             try:
@@ -126,6 +123,8 @@ class Replica:
             self._fail("generate", mail, 0)
         elif isinstance(mail, BaseException):
             raise mail
+        elif isinstance(mail, Ended):
+            self._run_ended = True
         else:
             outputs = [item for item in mail if isinstance(item, GenerateOutput)]
             if outputs:
@@ -138,8 +137,6 @@ class Replica:
     def _perform(self, entry: Entry) -> None:
         event, position = entry.event, entry.position
         match event:
-            case RunEnded():
-                self._run_ended = True
             case GenerationRequested():
                 self._generate(event, position)
             case AbortRequested(epoch=epoch) if epoch == self._producer.epoch and not self._failed:
@@ -278,6 +275,11 @@ class Replica:
 
     def _say(self, fact: Event, cause: int = 0) -> None:
         self._log.append(self._producer, [Draft(fact, derived=False, cause=cause, at=time.time_ns())])
+
+
+def _patience(deadlines: Deadlines) -> float:
+    """How long weights may take to be seen: there must be time left to load them, or to say what is wrong, before it is killed."""
+    return min(deadlines.wake_s, deadlines.update_s) / 2
 
 
 def main(context: ServiceContext) -> None:

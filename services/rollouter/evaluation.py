@@ -157,6 +157,7 @@ class Evaluation:
             found = [route for route in able if route.serves == wanted]
         # One that is taking weights may still have others to take before ours.
         found = [route for route in found if not route.suspect and route.updating is None]
+        found = [route for route in found if self._routes.reach.can_read(route.name, current)]
         if not found:
             return None
         start = current.version % len(found)

@@ -3,6 +3,7 @@
 A replica is routable when it is added, alive, has weights, is not updating, was not caught refusing or failing, and, if hybrid, its
 route is open. Among those with a free slot the least loaded (requests per slot) gets the next request; ties rotate by request number, so
 that low load spreads, too. An answer that goes on stays on its replica if it has not left for a reason; one that failed goes elsewhere.
+A replica is asked to load only weights that it can read where it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from bus.entry import Entry
 from bus.events import (
+    Event,
     GenerationFinished,
     GenerationRequested,
     ReplicaAdded,
@@ -23,9 +25,15 @@ from bus.events import (
     ServiceStarted,
     WeightsApplied,
     WeightsPublished,
+    WeightsShared,
     WeightUpdateRequested,
 )
+from bus.reach import Reach
 from bus.requests import REPLICA_PREFIX, Requests
+from services.rollouter.free_slots import FreeSlots
+
+CONCERN_ALL = frozenset[type[Event]]({RoutesCut, RoutesOpened, WeightsPublished, WeightsShared})
+"""After these any replica may have become routable, or need other weights."""
 
 
 @dataclass
@@ -74,11 +82,36 @@ class Routes:
 
     def __init__(self, requests: Requests) -> None:
         self.by_name: dict[str, Route] = {}
+        self.reach = Reach()
         self._requests = requests
         self._pinned = ""
+        self._free = FreeSlots()
+        self._behind: dict[str, None] = {}
+        """Those that have neither the newest weights nor been asked to load them."""
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""
+        self.reach.apply(entry)
+        self._apply(entry)
+        changed, self._requests.changed = self._requests.changed, {}
+        if type(entry.event) in CONCERN_ALL:
+            changed = dict.fromkeys(self.by_name)
+        elif (name := _replica_of(entry)) in self.by_name:
+            changed[name] = None
+        for name in changed:
+            self._file(name)
+
+    def _file(self, name: str) -> None:
+        route, newest = self.by_name.get(name), self.reach.newest
+        if route is None:
+            return
+        self._free.file(name, self._requests.load(name), route.slots if route.routable else 0)
+        if newest is not None and self._is_behind(route, newest):
+            self._behind[name] = None
+        else:
+            self._behind.pop(name, None)
+
+    def _apply(self, entry: Entry) -> None:
         event = entry.event
         match event:
             case GenerationRequested():
@@ -86,10 +119,13 @@ class Routes:
             case ServiceStarted() if entry.source.startswith(REPLICA_PREFIX):
                 name = entry.source.removeprefix(REPLICA_PREFIX)
                 self.by_name[name] = Route(name, entry.epoch, hybrid=event.role == "hybrid")
+                self._free.add(name)
             case ReplicaLost():
                 route = self.by_name.get(event.replica)
                 if route is not None and route.epoch <= event.epoch:
                     del self.by_name[event.replica]
+                    self._free.remove(event.replica)
+                    self._behind.pop(event.replica, None)
             case ServiceLost() if event.service.startswith(REPLICA_PREFIX):
                 # The controller's ReplicaLost follows; in a run that is resumed the rollouter may be there long before the controller.
                 route = self.by_name.get(event.service.removeprefix(REPLICA_PREFIX))
@@ -117,6 +153,7 @@ class Routes:
             self._pinned = name
             for route in self.by_name.values():
                 route.pinned = route.name == name
+                self._file(route.name)
 
     def _open(self, event: RoutesOpened) -> None:
         for name in event.replicas:
@@ -128,13 +165,15 @@ class Routes:
         """A serving replica that has neither the newest weights nor been asked to load them; a pinned one keeps what it has."""
         if newest is None:
             return None
+        if newest is self.reach.newest:
+            return self.by_name[min(self._behind, key=self._free.place)] if self._behind else None
+        return next((route for route in self.by_name.values() if self._is_behind(route, newest)), None)
+
+    def _is_behind(self, route: Route, newest: WeightsPublished) -> bool:
         wanted = (newest.version, newest.revision)
-        for route in self.by_name.values():
-            if route.pinned or not route.can_serve:
-                continue
-            if not (route.serves == wanted and not route.suspect) and route.updating != wanted:
-                return route
-        return None
+        if route.pinned or not route.can_serve or not self.reach.can_read(route.name, newest):
+            return False
+        return not (route.serves == wanted and not route.suspect) and route.updating != wanted
 
     def choose(self, number: int, stay: str = "", avoid: str = "") -> Route | None:
         """The replica for request `number`, or None when every slot is taken.
@@ -142,17 +181,12 @@ class Routes:
         `stay`: where the answer was before, and goes on if it can, for what is cached there. `avoid`: where it failed; only if no other is
         free.
         """
-        free = [route for route in self.by_name.values() if route.routable and self._requests.load(route.name) < route.slots]
-        free = [route for route in free if route.name == stay] or [route for route in free if route.name != avoid] or free
-        if not free:
-            return None
-        start = number % len(free)
-        rotated = free[start:] + free[:start]
-        return min(rotated, key=lambda route: self._requests.load(route.name) / route.slots)
+        name = stay if self._free.has(stay) else self._free.choose(number, avoid)
+        return None if name is None else self.by_name[name]
 
     def free_slots(self) -> int:
         """Requests that could be routed now."""
-        return sum(max(0, route.slots - self._requests.load(route.name)) for route in self.by_name.values() if route.routable)
+        return self._free.count
 
     def is_new(self, name: str) -> bool:
         """A replica that has not served anything yet."""
@@ -181,6 +215,20 @@ class Routes:
                 newest = list(self._requests.open[route.name])[-surplus:]
                 found.append((route.name, tuple(request for request, _ in newest)))
         return found
+
+
+def _replica_of(entry: Entry) -> str:
+    """The replica that an entry is of or about; empty: it is about none."""
+    event = entry.event
+    match event:
+        case ReplicaAdded() | ReplicaAwake() | WeightsApplied() | ReplicaFailed() | GenerationFinished() | WeightUpdateRequested():
+            return event.replica
+        case ServiceStarted():
+            return entry.source.removeprefix(REPLICA_PREFIX)
+        case ServiceLost():
+            return event.service.removeprefix(REPLICA_PREFIX)
+        case _:
+            return ""
 
 
 def _hear(route: Route, event: ReplicaAdded | ReplicaAwake | WeightsApplied | ReplicaFailed | GenerationFinished) -> None:

@@ -62,6 +62,7 @@ class RollouterPerformer:
         self._submitted = 0
         self._written: dict[Owner, dict[str, None]] = {}
         """Whose prompts this incarnation has written, and their names, while they may be asked for again."""
+        self._forget_at = 0
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._collect, name="scoring", daemon=True)
@@ -97,7 +98,9 @@ class RollouterPerformer:
                 self._score(request)
 
     def _forget_written(self) -> None:
-        """Prompts that nobody will be asked about any more."""
+        """Prompts that nobody will be asked about any more, once there are twice as many as after the last time."""
+        if len(self._written) < self._forget_at:
+            return
         groups, evaluated = self._core.groups, self._core.evaluation.version
         done = [
             (kind, number)
@@ -106,6 +109,7 @@ class RollouterPerformer:
         ]
         for owner in done:
             del self._written[owner]
+        self._forget_at = 2 * len(self._written)
 
     def durable(self, position: int) -> int:
         return position

@@ -2,6 +2,7 @@
 
 TrainGranted ─▶ enough ready? ── yes ─▶ BatchFormed ─▶ (shell trains) StepDone ─┬─▶ next step
                     └── no ─▶ WaitSamples                                        └─ boundary ─▶ (shell publishes) WeightsPublished
+a replica that cannot read weights ─▶ (shell copies them, or makes them again) WeightsShared
 YieldRequested ─▶ batch formed, or a boundary opened that it does not answer? ── yes ─▶ YieldRefused
                     └── no ─▶ (shell offloads) DevicesYielded … ReloadRequested ─▶ (shell reloads) DevicesReloaded
 """
@@ -37,6 +38,7 @@ from bus.events import (
 )
 from bus.requests import ANSWERING
 from services.learner.micro_batches import plan_micro_batches
+from services.trainer.shares import Shares
 from services.trainer.staleness import choose, missing, too_old
 
 KEPT_CHECKPOINTS = 3
@@ -90,6 +92,7 @@ class TrainerCore:
     def __init__(self) -> None:
         self.books = Books()
         self.evaluations = Evaluations(self.books.settings)
+        self.shares = Shares(self.books, self.evaluations)
         self.granted = False
         self.home = True
         self.ended = False
@@ -119,6 +122,7 @@ class TrainerCore:
             return
         self.books.apply(event)
         self.evaluations.apply(entry)
+        self.shares.apply(entry)
         match event:
             case SampleReady():
                 self.payloads.setdefault(event.sample, event.blob)
@@ -247,11 +251,12 @@ class TrainerCore:
         if self.ended:
             # The end comes right after the last publication; the checkpoint of it is what the run leaves behind.
             return self._checkpoint()
-        requests: list[Request] = []
-        if self._publication_due():
+        requests: list[Request] = [*self.shares.due(self.home)]
+        publishes = self._publication_due()
+        if publishes:
             cause = self._publish_cause or self._step_position or 1
             requests.append(Publish(f"publish:{books.version + 1}", cause, books.version + 1))
-        requests += [] if requests else self._checkpoint()
+        requests += [] if publishes else self._checkpoint()
         if self._yielding is not None and not self._must_stay():
             requests.append(Yield(f"yield:{self._yielding[0]}", self._yielding[1], self._yielding[0]))
         if self._reloading is not None:

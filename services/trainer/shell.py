@@ -1,7 +1,7 @@
 """The trainer as a process: one worker thread owns the learner and performs, in order, what the core lists as outstanding.
 
-core.outstanding(): publish ▸ checkpoint ▸ yield ▸ reload ▸ train ──▶ worker ──▶ facts
-after a restart:    newest valid checkpoint ▸ redo of every later batch, compared at each published digest (needs the devices home)
+core.outstanding(): share ▸ publish ▸ checkpoint ▸ yield ▸ reload ▸ train ──▶ worker ──▶ facts
+after a restart:    newest valid checkpoint ▸ redo of every later batch (needs the devices home)
 """
 
 from __future__ import annotations
@@ -15,32 +15,24 @@ from collections.abc import Callable, Sequence
 from bus.blobs import get_blob
 from bus.core import Request
 from bus.entry import Entry
-from bus.errors import LearnerError
-from bus.events import (
-    BatchFormed,
-    CheckpointSaved,
-    DevicesReloaded,
-    DevicesYielded,
-    Event,
-    RedoDiverged,
-    StepDone,
-    WeightsPublished,
-)
+from bus.events import BatchFormed, CheckpointSaved, DevicesReloaded, DevicesYielded, Event, StepDone, WeightsPublished
 from bus.log import Blobs
 from services.advice import advice
 from services.agreement import Agreement
 from services.context import ServiceContext
 from services.launcher.folders import remove_shm_folder
 from services.learner.protocol import Learner
-from services.learner.redo import Redone, load_newest, redo
 from services.learner.wire import AS_TRAINED, as_published
 from services.samples import SampleGroup, unpack_group
 from services.shell import Facts, Shell
 from services.trainer.core import KEPT_CHECKPOINTS, Checkpoint, Publish, Reload, Train, TrainerCore, Yield
 from services.trainer.files import CheckpointFiles
+from services.trainer.recovery import Recovery
+from services.trainer.shares import Share
+from services.trainer.sharing import Sharing
 from services.trainer.waiting import WaitingClock
 from services.transfer.choice import retained_by
-from services.transfer.making import handing_out
+from services.transfer.making import TrainersEnd, handing_out
 from services.transfer.outlet import Outlet
 from services.weights.settings import published_dtype
 from services.weights.store import WeightStore
@@ -78,6 +70,8 @@ class TrainerPerformer:
         self._waiting = WaitingClock(time.monotonic)
         self._learner: Learner | None = None
         self._agreement = Agreement()
+        self._sharing = Sharing(core, store, self._jobs.put)
+        self._recovery = Recovery(core, files, self._sharing, self._groups, self._publish)
         self._restored = False
         self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
 
@@ -88,6 +82,7 @@ class TrainerPerformer:
 
     def recovered(self, shell: Shell) -> None:
         self._shell = shell
+        self._sharing.recovered(shell)
         self._thread.start()
 
     def prepare(self, events: Sequence[Event]) -> None:
@@ -95,12 +90,21 @@ class TrainerPerformer:
 
     def look(self, entries: Sequence[Entry]) -> None:
         self._waiting.look(self._core.is_waiting)
-        outstanding = self._core.outstanding()
+        outstanding = {request.key: request for request in (*self._sharing.requests(), *self._core.outstanding())}.values()
         self._begun = {request.key: None for request in outstanding if request.key in self._begun}
         for request in outstanding:
-            if request.key not in self._begun:
+            if request.key not in self._begun and self._begin(request):
                 self._begun[request.key] = None
-                self._jobs.put(request)
+
+    def _begin(self, request: Request) -> bool:
+        """False: it cannot be begun yet."""
+        if isinstance(request, Share):
+            if self._sharing.begin(request):
+                return True
+            if not self._core.home:
+                return False
+        self._jobs.put(request)
+        return True
 
     def durable(self, position: int) -> int:
         """A successor begins with the newest checkpoint and trains again what comes after it."""
@@ -116,8 +120,7 @@ class TrainerPerformer:
     def _work(self) -> None:
         try:
             while (request := self._jobs.get()) is not None:
-                facts = self._perform(request)
-                self.shell.post(facts)
+                self._post(self._perform(request))
                 self._tidy(request)
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.shell.fail(error)
@@ -125,22 +128,31 @@ class TrainerPerformer:
             if self._learner is not None:
                 self._learner.close()
 
+    def _post(self, facts: Facts) -> None:
+        if facts:
+            self.shell.post(facts)
+
     def _perform(self, request: Request) -> Facts:
         match request:
             case Yield():
                 return self._yield(request)
             case Reload():
                 return self._reload(request)
+            case Share():
+                restored = self._restore()
+                return [*restored, *self._sharing.settle(request, restored)]
             case Publish():
                 return [*self._restore(), (self._publish(request.version, 0), request.cause)]
             case Checkpoint():
                 return [*self._restore(), (self._save(request), request.cause)]
             case Train():
-                return [*self._restore(), (self._train(request), self.shell.host.decided_at.get("BatchFormed", 0))]
+                # Replicas may wait for weights that are back, which is not to wait for a step.
+                self._post(self._restore())
+                return [(self._train(request), self.shell.host.decided_at.get("BatchFormed", 0))]
             case _:
                 raise NotImplementedError(request)
 
-    # --- the five things a trainer does ------------------------------------------------------------------------------------------
+    # --- what a trainer does with its learner ----------------------------------------------------------------------------------------
 
     def _learner_or_new(self, offloaded: bool) -> Learner:
         if self._learner is None:
@@ -162,12 +174,14 @@ class TrainerPerformer:
     def _publish(self, version: int, revision: int) -> WeightsPublished:
         learner = self._learner_or_new(offloaded=False)
         learner.begin_cycle()
-        weights = as_published(learner.weights(), self._dtype)
-        notice = self._store.publish(weights, version, revision, self.shell.host.producer.epoch)
+        machine, epoch = self.shell.context.machine, self.shell.host.producer.epoch
+        weights, beyond = as_published(learner.weights(), self._dtype), self._core.shares.reach.is_beyond(machine)
+        notice = self._store.publish(weights, version, revision, epoch, beyond=beyond)
         return WeightsPublished(
             version=version, revision=revision, transport=notice.transport, uri=notice.uri, digest=notice.digest,
             num_bytes=notice.num_bytes, seconds=notice.seconds, dtype=self._dtype, delta=notice.delta,
-            direct=None if self._outlet is None else self._outlet.announce(notice),
+            direct=None if self._outlet is None else self._outlet.announce(notice, beyond=beyond),
+            machine=machine if notice.transport == "shm" else "",
         )  # fmt: skip
 
     def _save(self, request: Checkpoint) -> CheckpointSaved:
@@ -201,46 +215,12 @@ class TrainerPerformer:
     def _groups(self, batch: BatchFormed) -> list[SampleGroup]:
         return [unpack_group(get_blob(self._blobs, self._core.payloads[sample])) for sample in batch.samples]
 
-    # --- after a restart ---------------------------------------------------------------------------------------------------------
-
     def _restore(self) -> Facts:
-        """Brings the learner to where the log is; the facts say where the redo came to other weights than were published."""
+        """Brings the learner to where the log is, once after a restart."""
         if self._restored:
             return []
-        learner = self._learner_or_new(offloaded=False)
-        step = self._load_newest(learner)
-        batches = [batch for batch in self._core.history if step < batch.step <= self._core.books.steps_done]
-        facts: list[tuple[Event, int]] = []
-        for redone in redo(learner, batches, dict(self._core.publications.values()), self._groups):
-            logger.info("redone: step=%d of=%d", redone.step, self._core.books.steps_done)
-            facts += self._compare(redone)
+        facts = self._recovery.restore(self._learner_or_new(offloaded=False), self.shell.position)
         self._restored = True
-        return facts
-
-    def _load_newest(self, learner: Learner) -> int:
-        # One that was saved in another history of this run, which the log has lost, is none of this one.
-        known = [saved for saved in self._core.checkpoints if saved.position <= self.shell.position]
-        saved = load_newest(learner, known, self._files.path)
-        if saved is not None:
-            return saved.step
-        if self._core.history and self._core.history[0].step != 1:
-            raise LearnerError(
-                f"none of the checkpoints {[saved.uri for saved in self._core.checkpoints]} can be read, and the batches before step "
-                f"{self._core.history[0].step} are no longer kept: restore one of these folders, or start a new run"
-            )
-        return 0
-
-    def _compare(self, redone: Redone) -> list[tuple[Event, int]]:
-        plan, published = self._core.books.plan, redone.published
-        assert plan is not None
-        if published is None or not redone.differs:
-            return []
-        diverged = RedoDiverged(
-            version=published.version, recorded_digest=published.digest, redone_digest=redone.digest, action=plan.on_redo_diverged
-        )
-        facts: list[tuple[Event, int]] = [(diverged, self.shell.position)]
-        if plan.on_redo_diverged == "republish" and published.version == self._core.books.version:
-            facts.append((self._publish(published.version, published.revision + 1), self.shell.position))
         return facts
 
     def _tidy(self, request: Request) -> None:
@@ -260,7 +240,8 @@ def main(context: ServiceContext) -> None:
     retained = retained_by(config.weights.transport, shared_folder=config.weights.folder is not None)
     store = WeightStore(context.run, retained, context.weights_folder, delta=config.weights.delta)
     files = CheckpointFiles(context.folder / "checkpoints")
-    with handing_out(config, context.plan.devices, context.open_blobs) as outlet:
+    end = TrainersEnd(context.url, context.machine, context.placed)
+    with handing_out(config, context.plan.devices, end, context.open_blobs) as outlet:
         performer = TrainerPerformer(core, context.make_learner, store, files, context.open_blobs(), published_dtype(config), outlet)
         Shell(context, core, performer).run()
     if core.ended and not context.supervised:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bus.errors import ConfigError
+from services.machine import host_of
 
 Wanted = Literal["auto", "shm", "file", "direct", "nccl", "ipc"]
 Direct = Literal["nccl", "ipc"]
@@ -29,7 +30,10 @@ REPLICA = "replica:"
 
 @dataclass(frozen=True, slots=True)
 class Giver:
-    """The trainer's end: which machine it is on, its devices as planned (the first one hands out), and what it offers."""
+    """The trainer's end: which machine it is on, those of its devices that it sees, as planned (the first one hands out), what it offers.
+
+    What is planned are the numbers of the whole run: a number stands for one GPU, wherever it is.
+    """
 
     machine: str
     devices: tuple[str, ...]
@@ -129,11 +133,10 @@ def _lacks(direct: Direct, giver: Giver, taker: Taker) -> str:
             return f"the {whose} is on no GPU that is known by its number"
         if direct not in end.transports:
             return f"the {whose} does not have it"
-    same_machine = giver.machine == taker.machine
     if direct == "nccl":
-        shared = same_machine and giver.devices[0] in taker.devices
+        shared = host_of(giver.machine) == host_of(taker.machine) and giver.devices[0] in taker.devices
         return f"both ends are on {giver.devices[0]}, and NCCL connects different GPUs only" if shared else ""
-    if not same_machine:
+    if giver.machine != taker.machine:
         return f"trainer and replica are on different machines ({giver.machine}, {taker.machine})"
     others = _missing(taker.devices, giver.devices)
     return f"{', '.join(others)} of the replica is none of the trainer's" if others else ""

@@ -39,18 +39,18 @@ COMMAND = (sys.executable, "-P", "-m", "services.transfer.process")
 class Outlet:
     """`giver`: this end. `host`: the address of this machine that replicas reach it by. Raises ConfigError if it is none of its.
 
-    `command`: another process than the one that hands out weights.
+    `far_host`: where it moves once some replica is on another machine. `command`: another process than the one that hands out weights.
     """
 
-    def __init__(self, giver: Giver, host: str, token: bytes, limit_s: float, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, giver: Giver, host: str, token: bytes, limit_s: float, command: Sequence[str] | None = None, far_host: str = ""
+    ) -> None:
         self._giver = giver
         self._command = command or COMMAND
         self._listener = _listen(host)
-        self._address = f"{host}:{self._listener.getsockname()[1]}"
-        self._settings = {
-            "descriptor": self._listener.fileno(), "token": token.hex(), "devices": giver.devices, "transports": giver.transports,
-            "limit_s": limit_s,
-        }  # fmt: skip
+        self._address = _address(host, self._listener)
+        self._far_host = far_host
+        self._settings = {"token": token.hex(), "devices": giver.devices, "transports": giver.transports, "limit_s": limit_s}
         self._newest: WeightNotice | None = None
         self._struck: dict[str, str] = {}
         """Replica -> why it is not served any more."""
@@ -68,9 +68,14 @@ class Outlet:
         """Starts the process."""
         self._thread.start()
 
-    def announce(self, notice: WeightNotice) -> DirectWeights | None:
-        """Has these weights handed out from now on; what their notice says of it. None: nothing is handed out any more."""
+    def announce(self, notice: WeightNotice, *, beyond: bool = False) -> DirectWeights | None:
+        """Has these weights handed out from now on; what their notice says of it. None: nothing is handed out any more.
+
+        `beyond`: some replica is on another machine.
+        """
         with self._changed:
+            if beyond and self._far_host and not self._given_up:
+                self._move()
             self._newest = notice
             self._changed.notify_all()
             if self._given_up:
@@ -90,10 +95,16 @@ class Outlet:
 
     def _keep(self) -> None:
         # The process ends with the thread that started it, so all of them are started here.
-        for number in range(1, MOST_STARTS + 1):
-            code = self._run_once()
+        number = 0
+        while number < MOST_STARTS:
+            listener = self._listener
+            code = self._run_once(listener)
             if self._closing:
                 return
+            if listener is not self._listener:
+                listener.close()
+                continue
+            number += 1
             logger.warning("the process that hands out weights has ended: code=%s start=%d of=%d", code, number, MOST_STARTS)
             if self._changed_within(min(10.0, WAIT_S * number)):
                 return
@@ -101,22 +112,33 @@ class Outlet:
             self._given_up = True
         logger.error("weights are not handed out directly any more: replicas take the retained copy; starts=%d", MOST_STARTS)
 
+    def _move(self) -> None:
+        """Listens where other machines come to, from here on; replicas hear of it with the weights."""
+        host, self._far_host = self._far_host, ""
+        try:
+            listener = _listen(host)
+        except ConfigError as error:
+            logger.warning("replicas on other machines take the retained copy: %s", error)
+            return
+        self._listener, self._address = listener, _address(host, listener)
+        logger.info("weights are handed out to other machines, too: address=%s", self._address)
+
     def _changed_within(self, seconds: float) -> bool:
         """Whether it is to end, waiting at most so long for it."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closing, seconds)
 
-    def _run_once(self) -> int:
-        """One process from its start to its end; its exit code."""
+    def _run_once(self, listener: socket.socket) -> int:
+        """One process from its start to its end, or until it is to listen elsewhere; its exit code."""
         parent = [sys.executable, "-I", "-S", bus.die_with_parent.__file__, str(os.getpid()), str(int(signal.SIGKILL))]
         process = subprocess.Popen(
             [*parent, *self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-            pass_fds=[self._listener.fileno()], cwd=Path(__file__).resolve().parents[2],
+            pass_fds=[listener.fileno()], cwd=Path(__file__).resolve().parents[2],
         )  # fmt: skip
         assert process.stdin is not None
         with process.stdin:
             try:
-                self._feed(process)
+                self._feed(process, listener)
             except BrokenPipeError:
                 logger.debug("the process that hands out weights reads no more")
         code = _ended(process)
@@ -125,13 +147,13 @@ class Outlet:
             self._struck |= _last_words(process.stdout.read(MOST_SAID))
         return code
 
-    def _feed(self, process: subprocess.Popen[bytes]) -> None:
+    def _feed(self, process: subprocess.Popen[bytes], listener: socket.socket) -> None:
         """Tells it of publications until one of both ends."""
-        self._tell(process, self._settings | {"struck": self._struck})
+        self._tell(process, self._settings | {"descriptor": listener.fileno(), "struck": self._struck})
         told: WeightNotice | None = None
         while process.poll() is None:
             told, before = self._next(told), told
-            if self._closing:
+            if self._closing or listener is not self._listener:
                 return
             if told is not None and told is not before:
                 self._tell(process, {"version": told.version, "revision": told.revision, "uri": told.uri, "digest": told.digest})
@@ -145,6 +167,10 @@ class Outlet:
     def _tell(self, process: subprocess.Popen[bytes], said: object) -> None:
         assert process.stdin is not None
         process.stdin.write(json.dumps(said).encode() + b"\n")
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    return f"{host}:{listener.getsockname()[1]}"
 
 
 def able(transports: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ The whole weights are there always; every other way is tried first, and what is 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +22,17 @@ from safetensors import safe_open
 from bus.errors import WeightsError
 from bus.events import WakeRequested, WeightsDelta, WeightUpdateRequested
 from services.engines.protocol import Engine
+from services.machine import SHARED_MEMORY
 from services.places import published_file
 from services.weights.delta import BASE
-from services.weights.files import SHM, WeightsFile, read_tensors
+from services.weights.files import WeightsFile, number_of, read_tensors
 from services.weights.memory_copy import WeightCopy
 from services.weights.store import load_weights
 
 logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often it is looked whether weights have come."""
 
 Notice = WakeRequested | WeightUpdateRequested
 
@@ -68,10 +73,12 @@ class WeightFetcher:
     """Of one incarnation of one replica. `folder`: where the run's publications lie, if not where they were written.
 
     `delta`: the run's setting. Where deltas are published, a copy of the weights is kept in memory, which each delta is written over.
+    `patience_s`: how long weights may take to become visible here: a folder that comes over a network lags.
     """
 
-    def __init__(self, folder: Path, delta: Literal["auto", "on", "off"] = "off") -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, delta: Literal["auto", "on", "off"] = "off", patience_s: float = 0.0) -> None:
+        self._folder = folder.absolute()
+        self._patience_s = patience_s
         self._delta = delta
         self._base: _Base | None = None
 
@@ -110,11 +117,34 @@ class WeightFetcher:
 
     def _whole(self, notice: Notice, in_vain: int) -> Fetched:
         self.close()
-        path = published_file(notice.uri, self._folder)
-        transport = "shm" if path.is_relative_to(SHM) else "file"
+        path = self._found(notice)
+        transport = "shm" if path.is_relative_to(SHARED_MEMORY) else "file"
         weights = self._copied(notice, path) if self._delta == "on" or (self._delta == "auto" and transport == "file") else None
         weights = weights or load_weights(notice.uri, notice.digest, self._folder)
         return Fetched(notice.version, weights, transport, weights.num_bytes + in_vain)
+
+    def _found(self, notice: Notice) -> Path:
+        """Where the weights are, waiting for them if they may still come. Raises WeightsError when they have not."""
+        path, give_up, says = published_file(notice.uri, self._folder), time.monotonic() + self._patience_s, True
+        while not path.is_file():
+            if self._is_over(notice, path):
+                return path
+            if time.monotonic() >= give_up:
+                raise WeightsError(
+                    f"weights {notice.uri} are gone, or not there for this machine ({self._patience_s:g} s waited): neither there nor in "
+                    f"{self._folder}; let trainer and replicas share that folder, under the same path (weights.folder)"
+                )
+            if says:
+                logger.info("weights are not to be seen here yet, waiting up to %g s: uri=%s", self._patience_s, notice.uri)
+                says = False
+            time.sleep(POLL_S)
+            path = published_file(notice.uri, self._folder)
+        return path
+
+    def _is_over(self, notice: Notice, path: Path) -> bool:
+        """Newer weights are here instead. Looking into the folders also lets a network's client ask for what is new in them."""
+        there = [number for folder in (path.parent, self._folder) for file in folder.glob("weights-*") if (number := number_of(file))]
+        return any(number[1:] > (notice.version, notice.revision) for number in there)
 
     def _copied(self, notice: Notice, path: Path) -> WeightsFile | None:
         """From a copy that changes can be written over; the publication itself may be gone by then. None if there can be no copy."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from bus.disk import flush
 from bus.errors import WeightsError
-from services.learner.digests import weights_digest
+from services.learner import tensor_file
+from services.learner.digests import WeightsDigest, weights_digest
 
-SHM = Path("/dev/shm")
 PARTIAL = ".partial"
+_NUMBERS = re.compile(r"weights-e(\d+)-v(\d+)-r(\d+)\.")
+
+
+def number_of(path: Path) -> tuple[int, int, int] | None:
+    """(epoch, version, revision) of a publication, by its name."""
+    found = _NUMBERS.match(path.name)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
 class WeightsFile(dict[str, torch.Tensor]):
@@ -28,24 +37,36 @@ class WeightsFile(dict[str, torch.Tensor]):
         """Of the file."""
 
 
-def on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As they can be written to a file; those that can be as they are stay the same memory."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, durable: bool, metadata: Mapping[str, str] | None = None) -> str:
+    """Writes them under a temporary name first, and returns their digest; never has more than one that is to be fetched.
 
-
-def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, durable: bool, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes them under a temporary name first; `durable`: waits for the disk. Raises OSError, SafetensorError, and leaves nothing then."""
+    `durable`: waits for the disk. Raises OSError, ValueError, and leaves nothing then.
+    """
+    digest = WeightsDigest()
     partial = path.with_name(path.name + PARTIAL)
     try:
-        save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
+        tensor_file.write_tensors(tensor_file.in_turn(tensors), partial, metadata, digest.take)
         if durable:
             flush(partial)
         partial.replace(path)
         if durable:
             flush(path.parent)
-    except (OSError, SafetensorError):
+        return digest.hexdigest()
+    finally:
         partial.unlink(missing_ok=True)
-        raise
+
+
+def copy_file(origin: Path, path: Path) -> None:
+    """Copies a file to disk under a temporary name first. Raises FileNotFoundError without an origin, OSError; leaves nothing then."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with origin.open("rb") as source, partial.open("wb") as target:
+            shutil.copyfileobj(source, target, 16 << 20)
+        flush(partial)
+        partial.replace(path)
+        flush(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_weights(path: Path, what: str, digest: str) -> WeightsFile:

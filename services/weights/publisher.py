@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
 
 from bus.errors import WeightsError
 from bus.events import WeightsDelta
@@ -52,12 +51,12 @@ class DeltaPublisher:
         compared = self._mode == "on" or (self._mode == "auto" and transport == "file")
         return compared and revision == 0 and self._base is not None and self._base.weights.path.is_file()
 
-    def compare(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """What changed since the last publication; None when that is too much to be of use. May run in a thread."""
+    def compare(self, path: Path) -> dict[str, torch.Tensor] | None:
+        """What changed in the weights of a file since the last publication; None when that is too much to be of use."""
         assert self._base is not None
         limit = (AT_MOST if self._mode == "on" else WORTH_IT) * self._base.weights.num_bytes
         try:
-            return changes(self._base.weights, tensors, int(limit))
+            return changes(self._base.weights, read_tensors(path, path.as_uri())[0], int(limit))
         except WeightsError as error:
             logger.warning("no delta is published: %s", error)
             return None
@@ -77,7 +76,7 @@ class DeltaPublisher:
             if num_bytes > size:
                 path.unlink()
                 return None
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("no delta is published: %s", error)
             return None
         return WeightsDelta(

@@ -1,6 +1,7 @@
 """Published weights: one safetensors file a version, in shared memory or in a shared folder; the log carries only the notice.
 
     trainer ──publish──▶ /dev/shm/swingshift-<run>/…  or  <folder>/…  ──load_weights(uri, digest)──▶ replicas
+                  │                   └──share──▶ <folder>/…, when a replica turns up that cannot see that memory
                   ├────▶ WeightNotice (in `WeightsPublished`)
                   └────▶ beside it, maybe: what changed since the one before
 
@@ -15,20 +16,19 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
 
 from bus.disk import room
 from bus.errors import WeightsError
 from bus.events import WeightsDelta
-from services.learner.digests import weights_digest
-from services.places import published_file
-from services.weights.files import PARTIAL, SHM, WeightsFile, on_cpu, read_weights, write_tensors
+from services.learner.tensor_file import in_turn
+from services.machine import SHARED_MEMORY
+from services.places import published_file, shm_folder
+from services.weights.files import PARTIAL, WeightsFile, copy_file, number_of, read_weights, write_tensors
 from services.weights.publisher import DeltaMode, DeltaPublisher, delta_of, is_delta
 
 __all__ = ["WeightNotice", "WeightStore", "WeightsFile", "load_weights", "put_back"]
@@ -37,6 +37,7 @@ Transport = Literal["shm", "file"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _PATTERN = "weights-e*-v*-r*.safetensors"
+NO_FOLDER = "transport 'file' needs a folder that trainer and replicas share: none is configured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,21 @@ class WeightNotice:
     delta: WeightsDelta | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """A publication that lies in the folder now; `seconds` that this took."""
+
+    uri: str
+    num_bytes: int
+    seconds: float
+
+
 class WeightStore:
     """Where one trainer publishes the weights of one run.
 
     `run_id` must be the run's alone on this machine. `shm` needs room for the new file and the next one in shared memory, `file` needs
-    `folder`, reachable under the same path for all replicas; `auto` takes `shm` and, without room there, `file`. `delta`: whether changes
-    are published, too (`WeightsConfig.delta`). Raises WeightsError.
+    `folder`, reachable under the same path for all replicas; `auto` takes `shm` and, without room there or where replicas are on other
+    machines, `file`. `delta`: whether changes are published, too (`WeightsConfig.delta`). Raises WeightsError.
     """
 
     def __init__(
@@ -66,42 +76,45 @@ class WeightStore:
         run_id: str,
         transport: Literal["auto", "shm", "file"] = "auto",
         folder: Path | None = None,
-        shm_root: Path = SHM,
+        shm_root: Path = SHARED_MEMORY,
         delta: DeltaMode = "off",
     ) -> None:
         if not _RUN_ID.fullmatch(run_id):
             raise WeightsError(f"run id {run_id!r} cannot be part of a file name: use letters, digits, '.', '_' and '-' only, at most 128")
         if transport == "file" and folder is None:
-            raise WeightsError("transport 'file' needs a folder that trainer and replicas share: none is configured")
+            raise WeightsError(NO_FOLDER)
         self._transport = transport
         self._shm_root = shm_root
-        self._shm_folder = shm_root / f"swingshift-{run_id}"
+        self._shm_folder = shm_folder(run_id, shm_root)
         self._folder = None if folder is None else folder.absolute()
         self._newest: str | None = None
+        self._epoch: int | None = None
+        """Of the incarnation that publishes, once it has."""
         self._deltas = DeltaPublisher(delta)
 
-    def publish(self, weights: Mapping[str, torch.Tensor], version: int, revision: int, epoch: int) -> WeightNotice:
-        """Writes the weights and returns their notice; the one published before stays. Raises WeightsError when they cannot be written."""
+    def publish(
+        self, weights: Mapping[str, torch.Tensor], version: int, revision: int, epoch: int, *, beyond: bool = False
+    ) -> WeightNotice:
+        """Writes the weights and returns their notice; the one published before stays. Raises WeightsError when they cannot be written.
+
+        `beyond`: some replica is on another machine.
+        """
         started = time.monotonic()
-        needed = sum(tensor.nbytes for tensor in weights.values())
-        transport, folder = self._place(needed)
-        tensors = on_cpu(weights)
+        needed = sum(tensor.nbytes for tensor in in_turn(weights).values())
+        transport, folder = self._place(needed, beyond)
         path = folder / f"weights-e{epoch}-v{version}-r{revision}.safetensors"
-        with ThreadPoolExecutor(1, "delta") as pool:
-            comparing = pool.submit(self._deltas.compare, tensors) if self._deltas.wanted(transport, revision) else None
-            try:
-                if transport == "shm":
-                    self._open_shm_folder()
-                folder.mkdir(parents=True, exist_ok=True)
-                write_tensors(tensors, path, durable=transport == "file")
-            except (OSError, SafetensorError) as error:
-                reason = f"{error}; {room(path)}"
-                raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {reason}") from error
-            digest = weights_digest(tensors)
-            entries = None if comparing is None else comparing.result()
+        try:
+            if transport == "shm":
+                self._open_shm_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            digest = write_tensors(weights, path, durable=transport == "file")
+        except (OSError, ValueError) as error:
+            reason = f"{error}; {room(path)}"
+            raise WeightsError(f"weights of version {version} ({needed} bytes) cannot be written to {path}: {reason}") from error
+        entries = self._deltas.compare(path) if self._deltas.wanted(transport, revision) else None
         delta = None if entries is None else self._deltas.write(entries, path, durable=transport == "file")
         self._deltas.published(path, version, revision, digest)
-        self._newest = path.as_uri()
+        self._newest, self._epoch = path.as_uri(), epoch
         return WeightNotice(
             version=version,
             revision=revision,
@@ -116,15 +129,50 @@ class WeightStore:
     def retire(self, keep: Collection[str]) -> list[str]:
         """Removes every publication of the run whose uri is not in `keep`, also those of earlier incarnations, and returns their uris.
 
-        The newest that this store published stays in any case. By name, which no two publications of a run share: the run may have moved.
+        The newest that this store published stays in any case, and what a later incarnation wrote, of which this one may not have heard.
+        By name, which no two publications of a run share: the run may have moved.
         """
         kept = {published_file(uri).name for uri in keep} | ({published_file(self._newest).name} if self._newest is not None else set())
-        retired = [path for path in self._files(_PATTERN) if not is_delta(path) and path.name not in kept]
-        kept_deltas = {delta_of(Path(name)).name for name in kept}
-        deltas = [path for path in self._files(_PATTERN) if is_delta(path) and path.name not in kept_deltas]
-        for path in [*retired, *deltas, *self._files(_PATTERN + PARTIAL)]:
+        kept |= {delta_of(Path(name)).name for name in kept}
+        old = [path for path in self._files(_PATTERN) if path.name not in kept and self._is_past(path)]
+        retired = [path for path in old if not is_delta(path)]
+        # One that is kept may be on its way into the folder, by this process or its successor.
+        partial = [path for path in self._files(_PATTERN + PARTIAL) if path.name.removesuffix(PARTIAL) not in kept]
+        for path in [*old, *(path for path in partial if self._is_past(path))]:
             path.unlink(missing_ok=True)
         return [path.as_uri() for path in retired]
+
+    def find(self, uri: str) -> Literal["folder", "memory", "gone"]:
+        """Where a publication of this run is as seen from here: for everybody, for this machine alone, or nowhere."""
+        path = published_file(uri, self._folder)
+        if self._folder is not None and path.parent == self._folder and path.is_file():
+            return "folder"
+        if self._in_memory(uri).is_file():
+            return "memory"
+        # A run that was moved, or went back in its history, finds its first weights where they were written.
+        return "folder" if path.is_file() and path.parent.name != self._shm_folder.name else "gone"
+
+    def share(self, uri: str) -> SharedWeights | None:
+        """Copies a publication from this machine's memory into the folder; None: it is gone. May run in a thread of its own.
+
+        Raises WeightsError when it cannot be written.
+        """
+        began, origin = time.monotonic(), self._in_memory(uri)
+        path = self._shared_folder() / origin.name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            copy_file(origin, path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return SharedWeights(path.as_uri(), path.stat().st_size, time.monotonic() - began)
+
+    def put_back(self, uri: str, weights: Mapping[str, torch.Tensor]) -> SharedWeights:
+        """Writes a publication that is gone into the folder again. Raises WeightsError when it cannot be written."""
+        began, path = time.monotonic(), self._shared_folder() / published_file(uri).name
+        put_back(uri, weights, path.parent)
+        return SharedWeights(path.as_uri(), path.stat().st_size, time.monotonic() - began)
 
     def purge(self) -> None:
         """Removes all that the run ever published here; folders go when nothing of others is in them."""
@@ -136,8 +184,8 @@ class WeightStore:
         self._newest = None
         self._deltas.forget()
 
-    def _place(self, needed: int) -> tuple[Transport, Path]:
-        if self._transport != "file":
+    def _place(self, needed: int, beyond: bool) -> tuple[Transport, Path]:
+        if self._transport == "shm" or (self._transport == "auto" and not (beyond and self._folder is not None)):
             free = shutil.disk_usage(self._shm_root).free if self._shm_root.is_dir() else 0
             if free >= 2 * needed:
                 return "shm", self._shm_folder
@@ -146,9 +194,16 @@ class WeightStore:
                     f"{self._shm_root} has {free} bytes free, weights of {needed} bytes need twice that, as the next lie beside them: "
                     "enlarge it, or configure a shared folder and transport 'file' or 'auto'"
                 )
+        return "file", self._shared_folder()
+
+    def _shared_folder(self) -> Path:
         if self._folder is None:
-            raise WeightsError("transport 'file' needs a folder that trainer and replicas share: none is configured")
-        return "file", self._folder
+            raise WeightsError(NO_FOLDER)
+        return self._folder
+
+    def _in_memory(self, uri: str) -> Path:
+        """Where it is if it was published in this machine's memory."""
+        return self._shm_folder / published_file(uri).name
 
     def _open_shm_folder(self) -> None:
         # Anybody may create a folder there: one of another user's would let them change what the replicas load.
@@ -156,6 +211,10 @@ class WeightStore:
         owner = self._shm_folder.lstat().st_uid
         if owner != os.getuid() or self._shm_folder.is_symlink():
             raise WeightsError(f"{self._shm_folder} is a link or belongs to user {owner}, not to {os.getuid()}: use another run id")
+
+    def _is_past(self, path: Path) -> bool:
+        """It is of this incarnation or an earlier one."""
+        return self._epoch is None or (number_of(path) or (0, 0, 0))[0] <= self._epoch
 
     def _folders(self) -> list[Path]:
         return [self._shm_folder] if self._folder is None else [self._shm_folder, self._folder]
@@ -177,6 +236,10 @@ def put_back(uri: str, weights: Mapping[str, torch.Tensor], folder: Path) -> Non
     path = folder.absolute() / published_file(uri).name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(on_cpu(weights), path, durable=True)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"weights cannot be written to {path}: {error}; {room(path)}") from error
+        write_tensors(weights, path, durable=True)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(f"weights cannot be written to {path}: {error}; {room(path)}")

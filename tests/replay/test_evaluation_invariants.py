@@ -100,3 +100,12 @@ def test_a_forged_evaluation_is_found(forge: Callable[[EvalRequested], list[Even
     assert isinstance(asked, EvalRequested)
     forged = [entries[index]._replace(event=event) for event in forge(asked)]
     assert any(words in what for what in broken([*entries[: index + 1], *forged]))
+
+
+def test_a_run_may_end_after_a_publication_that_whoever_ended_it_had_not_read() -> None:
+    entries = honest()
+    index = next(index for index, entry in enumerate(entries) if isinstance(entry.event, EvalRequested))
+    end = RunEnded(reason="stopped")
+    before, after = (entries[index]._replace(event=end, cause=cause) for cause in (1, entries[index].cause))
+    assert not broken([*entries[: index + 1], before])
+    assert broken([*entries[: index + 1], after])

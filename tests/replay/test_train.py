@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner, Result
 
@@ -16,6 +17,7 @@ from bus.payload_recording import FILE_NAME
 from replay.cli import app
 from replay.curves import sparklines
 from services.learner.digests import weights_digest
+from services.learner.planned import planned_settings
 from tests.replay.trained import Trained, plan_of
 from tests.services.learner.factories import save_tiny_qwen2
 
@@ -201,3 +203,28 @@ def test_curves_share_one_scale_and_leave_out_what_is_no_number() -> None:
     assert sparklines([0.0, 1.0, float("nan")], [2.0], 8) == ("▁▅ ", "█")
     assert sparklines([3.0] * 100, [3.0], 8) == ("▁" * 8, "▁")
     assert sparklines([], [], 8) == ("", "")
+
+
+@pytest.fixture(scope="module")
+def of_a_cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """As if 16 ranks on GPUs of several machines had trained it."""
+    plan = plan_of(str(model), device="cuda", ranks=16)
+    plan = plan.model_copy(update={"devices": {"trainer": ",".join(f"cuda:{gpu}" for gpu in range(40, 56)), "replica:s0": "cuda:0"}})
+    settings = planned_settings(plan)
+    assert settings is not None
+    here = settings.model_copy(update={"device": "cpu", "ranks": 1})
+    return Trained(tmp_path_factory.mktemp("cluster"), plan, here).train(4).record()
+
+
+def test_a_run_of_many_gpus_says_how_it_can_be_trained_again_with_fewer(of_a_cluster: Path) -> None:
+    result = train(of_a_cluster)
+    assert result.exit_code != 0
+    words = "--set actor.ranks=" if torch.cuda.is_available() else "--set actor.device=cpu --set actor.dtype=float32 --set actor.ranks=1"
+    assert words in " ".join(result.output.split())
+
+
+def test_a_run_of_many_gpus_is_trained_again_by_one_rank_on_cores(of_a_cluster: Path) -> None:
+    result = train(of_a_cluster, "--set", "actor.device=cpu", "--set", "actor.dtype=float32", "--set", "actor.ranks=1")
+    assert result.exit_code == 0, result.output
+    assert "4 steps trained again from 16 recorded samples" in result.output
+    assert "from version 0 on: not compared with what was published" in result.output

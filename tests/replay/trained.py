@@ -13,6 +13,7 @@ from bus.memory_log import MemoryStore
 from bus.payload_recording import PayloadRecorder
 from bus.recorder import Recorder
 from services.config import RunConfig
+from services.learner.config import LearnerConfig
 from services.learner.digests import weights_digest
 from services.learner.environment import environment
 from services.learner.micro_batches import plan_micro_batches
@@ -36,14 +37,14 @@ def plan_of(model: str, **actor: object) -> RunPlanned:
 
 
 class Trained:
-    """Writes the recording as the run goes on."""
+    """Writes the recording as the run goes on. `settings`: of the learner, where those of the plan cannot be had here."""
 
-    def __init__(self, folder: Path, plan: RunPlanned) -> None:
+    def __init__(self, folder: Path, plan: RunPlanned, settings: LearnerConfig | None = None) -> None:
         self.folder = folder
         self.plan = plan
         self.store = MemoryStore.create(plan, 1)
         self.payloads: dict[str, bytes] = {}
-        self.learner: Learner = planned_learner(plan)
+        self.learner: Learner = planned_learner(plan, settings)
         self._publish(0)
 
     def train(self, last: int, checkpoints: tuple[int, ...] = ()) -> Trained:

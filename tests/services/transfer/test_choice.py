@@ -44,6 +44,14 @@ def test_the_way_follows_from_what_is_wanted_and_what_both_ends_can_do(
     assert bool(choice.reasons) == bool(reason)
 
 
+def test_containers_on_one_host_share_gpus_and_not_memory() -> None:
+    one, other = "boot/1b/aa", "boot/2c/bb"
+    trainer = Giver(one, ("cuda:0",), BOTH)
+    assert choose("nccl", "file", trainer, Taker(other, ("cuda:0",), BOTH)).direct is None
+    assert choose("nccl", "file", trainer, Taker(other, ("cuda:1",), BOTH)).direct == "nccl"
+    assert choose("ipc", "file", trainer, Taker(other, ("cuda:0",), BOTH)).direct is None
+
+
 def test_an_end_that_lacks_a_way_is_named() -> None:
     no_vllm = Giver("here", ("cuda:0",), ("ipc",))
     other = Taker("here", ("cuda:1",), BOTH)

@@ -16,12 +16,14 @@ from services.cli.checkup import weights_of
 from services.config_file import make_config
 from services.payloads import token_blob
 from services.transfer import outlet
-from services.transfer.making import handing_out
+from services.transfer.addresses import own_address
+from services.transfer.making import TrainersEnd, handing_out
 from services.weights.store import WeightNotice
 
 ON_GPUS = {"trainer": "cuda:0", "replica:s0": "cuda:1", "replica:h0": "cuda:0"}
 NOTICE = WeightNotice(1, 0, "shm", "file:///dev/shm/somewhere", "", 0, 0.0)
 WAITING = ["/bin/cat"]
+END = TrainersEnd("redis://localhost", "here")
 
 PARENT = """
 import os, sys, time
@@ -42,7 +44,7 @@ def test_a_trainer_on_gpus_offers_what_its_replicas_can_take_and_keeps_the_token
     monkeypatch.setattr(outlet, "COMMAND", WAITING)
     blobs = MemoryBlobs(MemoryStore("here"))
     config = make_config({"rollout": {"engine": "vllm"}, "weights": {"transport": "direct"}}, "here")
-    with handing_out(config, ON_GPUS, lambda: blobs) as made:
+    with handing_out(config, ON_GPUS, END, lambda: blobs) as made:
         assert made is not None
         token = blobs.get(token_blob())
         direct = made.announce(NOTICE)
@@ -56,13 +58,26 @@ def test_a_trainer_on_gpus_offers_what_its_replicas_can_take_and_keeps_the_token
         blobs.get(token_blob())
 
 
+def test_of_a_trainer_on_a_cluster_only_the_gpus_that_its_process_sees_hand_out() -> None:
+    planned = ("cuda:8", "cuda:9")
+    assert TrainersEnd("redis://localhost", "here").seen_of(planned) == planned
+    assert TrainersEnd("redis://localhost", "here", "cuda:0,cuda:1").seen_of(planned) == planned
+    assert TrainersEnd("redis://localhost", "here", "cuda:0").seen_of(planned) == ("cuda:8",)
+
+
+@pytest.mark.parametrize("url", ["unix:///run/redis.sock", "redis://127.0.0.1:6379", "redis://localhost", "redis://no.such.host.invalid:1"])
+def test_a_server_on_this_machine_alone_tells_no_address_for_others(url: str) -> None:
+    assert own_address(url) == ""
+
+
 @pytest.mark.parametrize("changed", [{"rollout": {"engine": "embedded"}}, {"weights": {"transport": "shm"}}])
 def test_most_trainers_start_nothing(changed: dict[str, object]) -> None:
     config = make_config({"rollout": {"engine": "vllm"}, **changed}, "here")
     blobs = MemoryBlobs(MemoryStore("here"))
-    with handing_out(config, ON_GPUS, lambda: blobs) as made:
+    with handing_out(config, ON_GPUS, END, lambda: blobs) as made:
         assert made is None
-    with handing_out(make_config({"rollout": {"engine": "vllm"}}, "here"), {"trainer": "1", "replica:s0": "0"}, lambda: blobs) as made:
+    on_cores = {"trainer": "1", "replica:s0": "0"}
+    with handing_out(make_config({"rollout": {"engine": "vllm"}}, "here"), on_cores, END, lambda: blobs) as made:
         assert made is None
 
 

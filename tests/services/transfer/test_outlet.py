@@ -80,6 +80,35 @@ def test_its_process_hands_out_what_was_published_and_is_started_again_when_it_i
     assert not children_of(COMMAND[-1])
 
 
+def test_it_listens_for_other_machines_once_a_replica_is_on_one(token: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    outlet = Outlet(GIVER, "127.0.0.1", token, LIMIT_S, far_host="127.0.0.2")
+    outlet.start()
+    store = WeightStore("outlet-test", "file", tmp_path)
+    taker = DirectTaker("s0", lambda: 1, lambda: token, lambda *_: Choice("gloo"), Taker("", (), ("gloo",)), 1, LIMIT_S)
+    for version, host in ((1, "127.0.0.1"), (2, "127.0.0.2")):
+        notice = store.publish(some_weights(version), version, 0, 1)
+        direct = outlet.announce(notice, beyond=version > 1)
+        assert direct is not None
+        assert direct.address == outlet.address
+        assert direct.address.startswith(f"{host}:")
+        incoming = next(found for _ in within(60) if (found := taker.begin(told(notice, direct))) is not None)
+        assert weights_digest(Engine().take(incoming)) == notice.digest
+    taker.close()
+    outlet.close()
+    assert not children_of(COMMAND[-1])
+
+
+def test_a_host_that_others_cannot_come_to_leaves_it_where_it_is(token: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    outlet = Outlet(GIVER, "127.0.0.1", token, LIMIT_S, far_host="192.0.2.1")
+    direct = outlet.announce(WeightNotice(1, 0, "file", "file:///w", "", 0, 0.0), beyond=True)
+    assert direct is not None
+    assert direct.address.startswith("127.0.0.1:")
+    assert "replicas on other machines take the retained copy" in caplog.text
+    outlet.close()
+
+
 def test_publishing_goes_on_when_the_process_never_starts(
     tmp_path: Path, token: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
