@@ -10,19 +10,34 @@ from pathlib import Path
 import torch
 
 
+class WeightsDigest:
+    """The digest of weights whose tensors come one by one, in any order; see `weights_digest`."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, bytes] = {}
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes in one tensor."""
+        tensor = tensor.detach().cpu().contiguous()
+        header = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+        content = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).digest()
+        self._tensors[name] = header.encode() + b"\n" + content
+
+    def hexdigest(self) -> str:
+        """Of those taken in so far."""
+        return hashlib.sha256(b"".join(self._tensors[name] for name in sorted(self._tensors))).hexdigest()
+
+
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 (hex) over every tensor's name, dtype, shape and bytes, in the order of the names.
 
-    It depends on nothing else: not on the order of the mapping, the device, strides, the file format or the transport.
+    It depends on nothing else: not on the order of the mapping, the device, strides, the file format or the transport. Of each tensor's
+    bytes it is the digest that is digested, so tensors can be hashed or compared one by one.
     """
-    total = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        header = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-        total.update(header.encode() + b"\n")
-        # A digest of digests: tensors can be hashed or compared one by one.
-        total.update(hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).digest())
-    return total.hexdigest()
+    digest = WeightsDigest()
+    for name in weights:
+        digest.take(name, weights[name])
+    return digest.hexdigest()
 
 
 def file_digest(path: Path) -> str:

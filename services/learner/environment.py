@@ -19,8 +19,9 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FLAGS = ("avx2", "avx512f", "amx_tile")
 
 
-def set_threads(device: str) -> None:
-    """What libraries read when they are loaded: how many threads to have, which GPUs there are. `device`: that of the service.
+def set_threads(device: str, threads: int | None = None) -> None:
+    """What libraries read when they are loaded: how many threads to have, which GPUs there are. `device`: that of the service;
+    `threads`: on one of cores, unset: as many as it has.
 
     Once a process: from then on it sees these GPUs alone, and the first of them is its `cuda:0`. What it starts inherits it.
     Raises ConfigError for GPUs that it does not see.
@@ -35,7 +36,7 @@ def set_threads(device: str) -> None:
         os.environ[VISIBLE] = ",".join(str(gpu) if visible is None else visible[gpu] for gpu in gpus)
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the fastest first is another order in each process that sees others
     else:
-        os.environ.update(dict.fromkeys(THREADS, str(max(1, len(cores_of(device))))))
+        os.environ.update(dict.fromkeys(THREADS, str(threads or max(1, len(cores_of(device))))))
 
 
 def environment(config: LearnerConfig) -> dict[str, Value]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from services.learner.digests import weights_digest
+from services.learner.tensor_file import Later, LaterTensors
 
 AS_TRAINED = ""
 """The dtype of a publication whose weights are those of the learner, bit for bit."""
@@ -21,9 +22,18 @@ def as_published(weights: Mapping[str, torch.Tensor], dtype: str) -> Mapping[str
     if dtype == AS_TRAINED:
         return weights
     wanted = _DTYPES[dtype]
+    if isinstance(weights, LaterTensors):
+        return LaterTensors({name: _rounded(later, wanted) for name, later in weights.later.items()})
     return {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
 
 
 def published_digest(weights: Mapping[str, torch.Tensor], dtype: str) -> str:
     """The digest that a publication of the weights has."""
     return weights_digest(as_published(weights, dtype))
+
+
+def _rounded(later: Later, dtype: torch.dtype) -> Later:
+    def take() -> torch.Tensor:
+        return later.take().to(dtype)
+
+    return Later(later.shape, dtype, take) if later.dtype.is_floating_point else later

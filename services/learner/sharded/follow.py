@@ -1,6 +1,7 @@
 """The process of a rank other than 0: joins, and does what rank 0 says until there is nothing more to do.
 
-    python -m services.learner.sharded.follow --meeting FILE --rank R --ranks N --backend cpu|cuda --timeout-s S [--device CORES]
+    python -m services.learner.sharded.follow --meeting FD --ready FD --rank R --ranks N --backend cpu|cuda --timeout-s S
+        [--device CORES]
 
 Exit codes: 0 rank 0 said so, 2 the ranks do not agree, 1 anything else, with its traceback.
 """
@@ -13,14 +14,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError, LearnerError
 from services.devices import cores_of, is_cuda
 from services.learner.config import LearnerConfig
 from services.learner.environment import THREADS
-from services.learner.sharded.local_ranks import ready_file
+from services.learner.sharded.local_ranks import meeting_at, say_ready
 from services.learner.sharded.torchrun import Torchrun
 from services.logs import log_to_stderr
 
@@ -70,7 +70,8 @@ def follow_torchrun(config: LearnerConfig, torchrun: Torchrun) -> int:
 def main(arguments: list[str]) -> int:
     """The process's command line, written by `local_ranks`."""
     parser = argparse.ArgumentParser(prog="services.learner.sharded.follow")
-    parser.add_argument("--meeting", type=Path, required=True)
+    parser.add_argument("--meeting", type=int, required=True)
+    parser.add_argument("--ready", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backend", choices=("cpu", "cuda"), required=True)
@@ -90,8 +91,8 @@ def main(arguments: list[str]) -> int:
         from services.learner.sharded.group import RankGroup
 
         logger.info("rank starts: rank=%d of=%d pid=%d loaded=%s", given.rank, given.ranks, os.getpid(), rank.__name__)
-        ready_file(given.meeting, given.rank).touch()
-        return RankGroup(given.rank, given.ranks, given.backend, given.timeout_s, given.meeting)
+        say_ready(given.ready, given.rank)
+        return RankGroup(given.rank, given.ranks, given.backend, given.timeout_s, meeting_at(given.meeting))
 
     return _run(join, None, given.rank, given.rank)
 

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from bus.errors import LearnerError
+from services.learner.sharded.torchrun import INTERFACE, choose_interface
 
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+_LOOPBACK = "lo"
 _FOR_EVER = timedelta(days=3650)
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
@@ -34,7 +35,9 @@ class RankGroup:
         self.size = size
         self._timeout = timedelta(seconds=timeout_s)
         if meeting is not None:
-            os.environ.update(_LOOPBACK)  # nobody else is to reach it
+            os.environ[INTERFACE] = _LOOPBACK  # nobody else is to reach it
+        else:
+            choose_interface()
         try:
             dist.init_process_group(
                 _BACKENDS[device], "env://" if meeting is None else meeting.as_uri(), timeout=self._timeout, world_size=size, rank=rank

@@ -6,7 +6,8 @@ weights, save ─▶ one tensor after the other, collected here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from services.learner.sharded.messages import Command, Keep, Load, Move, Reply, 
 from services.learner.sharded.ranks import Ranks
 from services.learner.sharded.sharing import share_out
 from services.learner.tally import joined
-from services.learner.tensor_file import Later
+from services.learner.tensor_file import Later, LaterTensors
 from services.learner.weighing import check_lengths, check_vocabulary, step_report, weigh
 from services.samples import SampleGroup
 
@@ -82,15 +83,12 @@ class ShardedLearner:
         self._ranks.begin_cycle()
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """See `Learner.weights`. Collected tensor by tensor: this process has all of them once, besides its own part."""
-        return {name: self._ranks.collect(MODEL, name) for name in self._ranks.rank.contents()[MODEL]}
+        """See `Learner.weights`. A tensor is collected each time it is asked for, so that this process need never have them all."""
+        return LaterTensors(self._later(MODEL, self._ranks.rank.contents()[MODEL]))
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`. The folder is like that of a learner of one rank; one tensor at a time is collected for it."""
-        parts = {
-            part: {name: Later(later.shape, later.dtype, self._taking(part, name)) for name, later in named.items()}
-            for part, named in self._ranks.rank.contents().items()
-        }
+        parts = {part: self._later(part, named) for part, named in self._ranks.rank.contents().items()}
         write_checkpoint(folder, self._ranks.rank.state(), parts)
 
     def load(self, folder: Path) -> None:
@@ -134,8 +132,9 @@ class ShardedLearner:
     def _everywhere(self, command: Command) -> None:
         self._ranks.together([command] * self._config.ranks)
 
-    def _taking(self, part: str, name: str) -> Callable[[], torch.Tensor]:
-        return lambda: self._ranks.collect(part, name)
+    def _later(self, part: str, contents: Mapping[str, torch.Tensor]) -> dict[str, Later]:
+        """The tensors of a part, each made whole by all ranks together."""
+        return {name: Later(what.shape, what.dtype, partial(self._ranks.collect, part, name)) for name, what in contents.items()}
 
 
 def _joined(replies: Sequence[Reply], number: int, num_tokens: int, rate: float) -> StepReport:

@@ -1,19 +1,19 @@
 """Starts the ranks besides rank 0 on this machine: processes in the group of this one, which end with the thread that started them.
 
-rank 0 ──die_with_parent──▶ python -m services.learner.sharded.follow     each says in the meeting's folder when it is ready to join
+rank 0 ──die_with_parent──▶ python -m services.learner.sharded.follow     each says through a pipe when it is ready to join
+   └── the meeting: a file in memory without a name, which they inherit: nobody else finds it, and nothing is left of it
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from bus.errors import LearnerError
@@ -22,28 +22,40 @@ from services.launcher.local import dying_with_us
 
 logger = logging.getLogger(__name__)
 
-MEETING = "meeting"
 _POLL_S = 0.05
 _WATCH_S = 0.2
 _HANGS = 4
 """Exit code."""
 
 
-def ready_file(meeting: Path, rank: int) -> Path:
-    """Is there when `rank` has loaded what it needs to join."""
-    return meeting.with_name(f"ready-{rank}")
+def meeting_at(descriptor: int) -> Path:
+    """The file where the ranks find each other, for a process that has it open."""
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def say_ready(pipe: int, rank: int) -> None:
+    """`rank` has loaded what it needs to join."""
+    os.write(pipe, f"{rank}\n".encode())
+    os.close(pipe)
 
 
 class LocalRanks:
     """The ranks 1 … n-1. `backend`: cpu or cuda; `device`: cores or GPUs of all ranks together, empty: any."""
 
     def __init__(self, ranks: int, backend: str, device: str, timeout_s: float) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="swingshift-ranks-"))
-        self.meeting = self._folder / MEETING
+        self._meeting = os.memfd_create("ranks-meeting")
+        self._said, self._saying = os.pipe()
+        os.set_blocking(self._said, False)
+        self._ready = ""
         self._closing = False
         level = str(logging.getLogger().getEffectiveLevel())
         self._settings = {"--ranks": str(ranks), "--backend": backend, "--timeout-s": str(timeout_s), "--log-level": level}
         self._processes = {rank: self._start(rank, share_of(device, rank, ranks)) for rank in range(1, ranks)}
+
+    @property
+    def meeting(self) -> Path:
+        """Where this process meets the others."""
+        return meeting_at(self._meeting)
 
     @property
     def process_ids(self) -> Mapping[int, int]:
@@ -53,10 +65,8 @@ class LocalRanks:
     def wait_until_ready(self, timeout_s: float) -> None:
         """Raises LearnerError when one ends before, or takes longer."""
         give_up_at = time.monotonic() + timeout_s
-        waiting = dict.fromkeys(self._processes)
-        while waiting:
-            waiting = {rank: None for rank in waiting if not ready_file(self.meeting, rank).exists()}
-            if waiting and (ended := self.ended()):
+        while waiting := self._not_ready():
+            if ended := self.ended():
                 raise LearnerError(f"{ended} before it had joined; what it said is above")
             if time.monotonic() > give_up_at:
                 raise LearnerError(f"the ranks {', '.join(map(str, waiting))} were not ready to join after {timeout_s:g} s")
@@ -80,11 +90,20 @@ class LocalRanks:
 
     def close(self) -> None:
         """Ends the processes, which keep nothing that must be brought to an end. Twice is once."""
+        if self._closing:
+            return
         self._closing = True
         for process in self._processes.values():
             process.kill()
             process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        # The meeting stays open as long as this process lives: torch may write there until then, and the number would be another file's.
+        os.close(self._said)
+        os.close(self._saying)
+
+    def _not_ready(self) -> list[int]:
+        with suppress(BlockingIOError):
+            self._ready += os.read(self._said, 4096).decode()
+        return [rank for rank in self._processes if str(rank) not in self._ready.split()]
 
     def _watch(self, is_busy: Callable[[], bool], notice_s: float) -> None:
         while not self._closing and not self.ended():
@@ -97,7 +116,8 @@ class LocalRanks:
             time.sleep(_WATCH_S)
 
     def _start(self, rank: int, device: str) -> subprocess.Popen[bytes]:
-        settings = self._settings | {"--meeting": str(self.meeting), "--rank": str(rank), "--device": device}
+        met = {"--meeting": str(self._meeting), "--ready": str(self._saying)}
+        settings = self._settings | met | {"--rank": str(rank), "--device": device}
         words = [word for setting in settings.items() for word in setting]
         command = dying_with_us([sys.executable, "-P", "-m", "services.learner.sharded.follow", *words])
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[self._meeting, self._saying])

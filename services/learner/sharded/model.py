@@ -34,6 +34,8 @@ class ShardedModel:
         self._model = load_model(config, "cpu")
         self.layout: Layout = choose_layout(self._model) if config.layout == "auto" else config.layout
         self._names = list(own_tensors(self._model.state_dict()))
+        self._called: set[str] = set()
+        self._watch_calls()
         _shard(self._model, mesh)
         self.parameters: dict[str, torch.nn.Parameter] = dict(self._model.named_parameters())
         """Shared out: their shapes are those of the whole."""
@@ -70,11 +72,28 @@ class ShardedModel:
         with self._exchanged(weights):
             return answer_logprobs(self._config, self._model, tensors)
 
+    def reached(self) -> dict[str, bool]:
+        """Parameter -> whether a pass since the last time that this was asked has come by it here. One that no token was sent to, such as
+        an expert's, has zeros for a gradient, where a model that is whole on one rank has none."""
+        called, self._called = self._called, set()
+        return {
+            name: name.rpartition(".")[0] in called or (parameter.grad is not None and bool(local(parameter.grad).any()))
+            for name, parameter in self.parameters.items()
+        }
+
     def move(self, device: str) -> None:
         """Takes this rank's part to a device."""
         module: torch.nn.Module = self._model
         module.to(device)
         self.parameters.update(self._model.named_parameters())
+
+    def _watch_calls(self) -> None:
+        def watch(name: str, module: torch.nn.Module) -> None:
+            module.register_forward_pre_hook(lambda *_: self._called.add(name) if torch.is_grad_enabled() else None)
+
+        for name, module in self._model.named_modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                watch(name, module)
 
     @contextmanager
     def _exchanged(self, weights: Weights) -> Iterator[None]:

@@ -30,8 +30,7 @@ from services.learner.sharded.group import RankGroup
 from services.learner.sharded.messages import BeginCycle, Build, Command, Gather, Keep, Load, Move, Reply, Train, Update
 from services.learner.sharded.model import ShardedModel
 from services.learner.sharded.parts import collect, local
-from services.learner.tally import total_of
-from services.learner.tensor_file import Later
+from services.learner.tally import TallyParts, total_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,15 +115,12 @@ class Rank:
         ranks = {"ranks": self._group.size}
         return {"kind": KIND, "step": self._step, "torch": torch.__version__, "layout": self.layout, **ranks, **self._anchors.state()}
 
-    def contents(self) -> dict[str, dict[str, Later]]:
-        """A checkpoint's parts with what is in them; taking one of the tensors here is not enough, every rank has to."""
+    def contents(self) -> dict[str, dict[str, torch.Tensor]]:
+        """A checkpoint's parts with what is in them: shapes are those of the whole, to be had by `collect`."""
         tensors = {MODEL: self._model.published(), OPTIMIZER: moments_to_save(self._optimizer, self._model.parameters)}
         if self._cycle_start():
             tensors[CYCLE_START] = dict(self._model.parameters)
-        return {part: {name: self._later(part, name, tensor) for name, tensor in named.items()} for part, named in tensors.items()}
-
-    def _later(self, part: str, name: str, tensor: torch.Tensor) -> Later:
-        return Later(tensor.shape, tensor.dtype, lambda: self.collect(part, name))
+        return tensors
 
     @property
     def _model(self) -> ShardedModel:
@@ -174,9 +170,8 @@ class Rank:
         """One optimizer update. Raises LearnerError, on every rank alike, before the weights change."""
         started = time.monotonic()
         parts = self._there.accumulation.run(self._step, command.passes, command.num_tokens, anchors).parts()
-        found = self._group.everywhere([self._square_of_gradient(), parts.totals.get("actor/loss", 0.0)])
+        loss, grad_norm = self._together(parts)
         computed = time.monotonic()
-        grad_norm, loss = math.sqrt(total_of(square for square, _ in found)), total_of(loss for _, loss in found)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self._optimizer.zero_grad(set_to_none=True)
             raise LearnerError(
@@ -188,6 +183,16 @@ class Rank:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return Update(parts, grad_norm, {"forward_backward": computed - started, "optimizer": time.monotonic() - computed})
+
+    def _together(self, parts: TallyParts) -> tuple[float, float]:
+        """Loss and norm of the gradient, over all ranks. Parameters that no rank's tokens reached have no gradient afterwards."""
+        reached = self._model.reached()
+        own = [self._square_of_gradient(), parts.totals.get("actor/loss", 0.0), *reached.values()]
+        squares, losses, *by_parameter = zip(*self._group.everywhere(own), strict=True)
+        for name, anywhere in zip(reached, by_parameter, strict=True):
+            if not any(anywhere):
+                self._model.parameters[name].grad = None
+        return total_of(losses), math.sqrt(total_of(squares))
 
     def _gradients(self) -> list[torch.Tensor]:
         return [local(parameter.grad) for parameter in self._model.parameters.values() if parameter.grad is not None]
@@ -224,6 +229,7 @@ class Rank:
             number: {key: self._moment(value, parameters[number]) for key, value in state.items()} for number, state in read.moments.items()
         }
         groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.state.clear()  # what was and what comes need not fit into memory together
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self._anchors.restore(*read.cycle)
         self._step = read.step

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from services.learner.hf import HfLearner
 from services.learner.protocol import Learner
 from services.learner.sharded.group import RankGroup
 from services.learner.sharded.lead import ShardedLearner
+from services.learner.tensor_file import Later, LaterTensors
+from services.learner.wire import as_published, published_digest
 from services.samples import SampleGroup
+from services.weights.store import WeightStore, load_weights
 from tests.services.learner.factories import make_answer, make_batch, save_tiny_qwen2
 from tests.services.learner.test_hf import train
 
@@ -89,6 +93,26 @@ def test_two_ranks_train_as_one_does(pair: ShardedLearner, tiny_model: Path) -> 
             pair.begin_cycle()
             alone.begin_cycle()
     assert_alike(pair, alone)
+
+
+def test_publishing_never_has_the_whole_model_beside_the_file(pair: ShardedLearner, tmp_path: Path) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    collected = pair.weights()
+    assert isinstance(collected, LaterTensors)
+
+    def counted(later: Later) -> Later:
+        def take() -> torch.Tensor:
+            assert not [found for found in alive if found() is not None], "the one before was written already"
+            tensor = later.take()
+            alive.append(weakref.ref(tensor))
+            return tensor
+
+        return Later(later.shape, later.dtype, take)
+
+    one_by_one = LaterTensors({name: counted(later) for name, later in collected.later.items()})
+    notice = WeightStore("ranks", "file", tmp_path).publish(as_published(one_by_one, "bfloat16"), 0, 0, 1)
+    assert len(alive) == len(collected)
+    assert notice.digest == published_digest(dict(collected), "bfloat16") == load_weights(notice.uri, notice.digest).digest
 
 
 def test_the_same_batches_give_two_ranks_the_same_bits_again(pair: ShardedLearner, initial: Path) -> None:

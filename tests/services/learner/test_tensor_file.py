@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.learner.tensor_file import Later, write_tensors
+from services.learner.tensor_file import Later, LaterTensors, in_turn, write_tensors
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -41,6 +41,30 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     later = {f"t{number}": Later(torch.Size([1000]), torch.float32, take) for number in range(5)}
     write_tensors(later, tmp_path / "file.safetensors")
     assert len(alive) == 5
+
+
+def test_a_file_says_what_it_is_as_the_one_that_safetensors_writes(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    write_tensors(in_turn(TENSORS), ours, {"base": "x"})
+    save_file(TENSORS, theirs, {"base": "x"})
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_tensors_that_come_later_are_fetched_when_they_are_looked_at() -> None:
+    taken: list[str] = []
+
+    def later(name: str) -> Later:
+        def take() -> torch.Tensor:
+            taken.append(name)
+            return TENSORS[name]
+
+        return Later(TENSORS[name].shape, TENSORS[name].dtype, take)
+
+    tensors = LaterTensors({name: later(name) for name in TENSORS})
+    assert in_turn(tensors) is tensors.later
+    assert (list(tensors), len(tensors), "b" in tensors, "x" in tensors, taken) == (list(TENSORS), len(TENSORS), True, False, [])
+    assert torch.equal(tensors["a"], TENSORS["a"])
+    assert taken == ["a"]
 
 
 def test_a_kind_of_numbers_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
