@@ -15,6 +15,9 @@ from hypothesis import settings
 from bus.embedded import EmbeddedServer
 from tests.bus.idle import IdleReads
 from tests.bus.servers import running
+from tests.clusters import ray_cluster, three_nodes
+
+__all__ = ["ray_cluster", "three_nodes"]
 
 # The same examples on every run and no time limit for one of them: a failure must be the code's, not the seed's or a busy machine's.
 settings.register_profile("reproducible", derandomize=True, deadline=None, database=None)

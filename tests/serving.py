@@ -62,6 +62,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has reaped yet has."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def kill_all(process: subprocess.Popen[bytes]) -> None:
     """A supervisor with its server and all its services, at once."""
     for pid in [process.pid, *children(process.pid)]:

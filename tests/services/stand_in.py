@@ -1,6 +1,6 @@
 """A process that stands in for a service in tests of the supervisor: says its first word, then behaves as it was told.
 
-python -m tests.services.stand_in RUN SOURCE BEHAVIOUR        REDIS_URL names the server
+python -m tests.services.stand_in RUN SOURCE BEHAVIOUR TOKEN        REDIS_URL names the server
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from bus.redis_log import RedisLog
 class StandIn:
     """One incarnation."""
 
-    def __init__(self, run: str, source: str) -> None:
+    def __init__(self, run: str, source: str, token: str) -> None:
         self.source = source
+        self._token = token
         self._log = RedisLog.open(os.environ["REDIS_URL"], run)
         self._producer = Producer(source, 0)
 
     def attach(self) -> int:
         """Says the first word; returns the epoch."""
-        started = ServiceStarted(code="test", host=socket.gethostname(), pid=os.getpid())
+        started = ServiceStarted(code="test", host=socket.gethostname(), pid=os.getpid(), token=self._token)
         self._producer = self._log.attach(self.source, Draft(started, derived=False, cause=0, at=time.time_ns())).producer
         return self._producer.epoch
 
@@ -154,5 +155,5 @@ BEHAVIOURS: dict[str, Callable[[StandIn], None]] = {
 
 
 if __name__ == "__main__":
-    run, source, behaviour = sys.argv[1:]
-    BEHAVIOURS[behaviour](StandIn(run, source))
+    run, source, behaviour, token = sys.argv[1:]
+    BEHAVIOURS[behaviour](StandIn(run, source, token))

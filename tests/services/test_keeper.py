@@ -34,11 +34,10 @@ KILLED = -9
 class Process:
     """A handle that a test ends."""
 
-    pid = 0
-
     def __init__(self, spec: ServiceSpec, *, can_be_killed: bool = True) -> None:
         self.spec = spec
         self.code: int | None = None
+        self.needs = ""
         self.can_be_killed = can_be_killed
 
     def poll(self) -> int | None:
@@ -50,6 +49,12 @@ class Process:
         if self.can_be_killed:
             self.code = KILLED
         return self.can_be_killed
+
+    def waits_for(self) -> str:
+        return self.needs
+
+    def how_it_ended(self) -> str:
+        return f"signal {-(self.code or 0)}" if (self.code or 0) < 0 else f"exit code {self.code}"
 
 
 class Run:
@@ -214,6 +219,17 @@ def test_a_candidate_that_does_not_get_on_is_killed_and_one_that_does_has_more_t
     run.turn(5.5)
     assert run.newest.code == KILLED
     assert refusals(run) == [("warm_up", "it was not ready within 5 s (supervisor.candidate_s), at entry 10, and was killed")]
+
+
+def test_a_candidate_that_waits_for_a_place_does_not_stand_still_and_does_not_wait_for_ever(run: Run) -> None:
+    run.ask("swap")
+    run.turn()
+    run.newest.needs = "a node with 1 CPU"
+    run.turn(50.0)
+    assert run.newest.code is None
+    run.turn(51.0)
+    detail = "it was not ready within 100 s (supervisor.candidate_s), for it waited for a node with 1 CPU, and was killed"
+    assert [words for _, words in refusals(run)] == [detail]
 
 
 def test_a_candidate_that_attached_before_it_ended_was_swapped_in_and_is_lost(run: Run) -> None:

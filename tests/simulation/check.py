@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from random import Random
 
 from bus.core import Core
 from bus.entry import Entry
@@ -28,6 +29,7 @@ from services.controller.core import ControllerCore
 from services.policy.core import PolicyCore, label_of
 from services.rollouter.core import RollouterCore
 from services.trainer.core import TrainerCore
+from tests.simulation.nodes import draw_losses
 from tests.simulation.restless import make_policy
 from tests.simulation.services import CODE
 from tests.simulation.world import World
@@ -68,6 +70,11 @@ def verify_log(entries: list[Entry], last_chain: str | None = None) -> Report:
 def run_seed(seed: int) -> World:
     """Simulates a seed; raises AssertionError naming what broke."""
     return run_world(World(seed))
+
+
+def run_on_nodes(seed: int) -> World:
+    """The same on a cluster that loses machines."""
+    return run_world(World(seed, losses=draw_losses(Random(f"losses of {seed}"))))
 
 
 def run_world(world: World) -> World:

@@ -40,8 +40,6 @@ Mode = Literal["active", "shadow"]
 class SimHandle:
     """A process as its keeper sees it. `code`: its exit, once it has ended."""
 
-    pid = 0
-
     def __init__(self) -> None:
         self.code: int | None = None
 
@@ -53,6 +51,12 @@ class SimHandle:
     def kill(self) -> bool:
         self.code = KILLED if self.code is None else self.code
         return True
+
+    def waits_for(self) -> str:
+        return ""
+
+    def how_it_ended(self) -> str:
+        return f"code {self.code}"
 
 
 class KeptPolicy(SimPolicy):

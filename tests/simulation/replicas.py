@@ -23,6 +23,7 @@ from bus.events import (
     SleepRequested,
     WakeRequested,
     WeightsApplied,
+    WeightsPublished,
     WeightUpdateRequested,
 )
 from services.payloads import answer_blob
@@ -44,6 +45,7 @@ class SimReplica:
         self.hybrid = hybrid
         self.source = f"replica:{name}"
         self.alive = True
+        self.node = world.nodes.place(self.source, hybrid)
         self.log = world.client(self)
         self.producer: Producer | None = None
         self.position = 0
@@ -65,7 +67,8 @@ class SimReplica:
     def start(self) -> None:
         """Fences the predecessor; everything older in the inbox is not for this incarnation."""
         role: Literal["hybrid", "standalone"] = "hybrid" if self.hybrid else "standalone"
-        attached = self.log.attach(self.source, Draft(ServiceStarted(code="", role=role), derived=False, cause=0, at=self.world.clock()))
+        started = ServiceStarted(code="", role=role, machine=self.world.nodes.name(self.node))
+        attached = self.log.attach(self.source, Draft(started, derived=False, cause=0, at=self.world.clock()))
         self.producer = attached.producer
         self.position = attached.position
         self.world.announce(self, attached.producer.epoch)
@@ -104,6 +107,7 @@ class SimReplica:
                 self._abort(event, entry.position)
             case WakeRequested() if event.epoch == self.epoch and not self._fails("wake", entry.position):
                 assert self.state == "asleep", f"{self.name} was asked to wake while {self.state}"
+                self._check_reach(event)
                 transport, num_bytes = self.weights.fetch(event)
                 self.state, self.swing, self.version = "serving", event.swing, event.version
                 self.say(
@@ -121,6 +125,7 @@ class SimReplica:
                 self.evaluates = event.version
             case WeightUpdateRequested() if event.epoch == self.epoch and not self._fails("update", entry.position):
                 self._check_weights(event)
+                self._check_reach(event)
                 transport, num_bytes = self.weights.fetch(event)
                 if event.mode == "keep":
                     self._keep_all()
@@ -137,10 +142,17 @@ class SimReplica:
             case KillRequested() | _:
                 pass
 
+    def _check_reach(self, event: WakeRequested | WeightUpdateRequested) -> None:
+        """Nobody is asked to load what lies in another machine's memory only."""
+        nodes = self.world.nodes
+        assert not nodes.lacks(event.uri, self.node), f"{self.name} on machine {self.node} cannot read {event.uri}"
+        newest = next(entry.event for entry in reversed(self.world.store.entries) if isinstance(entry.event, WeightsPublished))
+        assert event.uri != newest.uri or event.uri in nodes.weights, f"{event.uri}, the newest weights, were removed"
+
     def _check_weights(self, event: WeightUpdateRequested) -> None:
         """Weights under evaluation stay retrievable, however much newer ones are published meanwhile."""
         done = any(isinstance(entry.event, EvalDone) and entry.event.version == event.version for entry in self.world.store.entries)
-        assert event.version != self.evaluates or done or event.uri in self.world.weights, f"weights {event.uri} are gone"
+        assert event.version != self.evaluates or done or event.uri in self.world.nodes.weights, f"weights {event.uri} are gone"
 
     def _fails(self, during: Literal["start", "wake", "sleep", "update", "abort"], cause: int) -> bool:
         if self.state == "failed":

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from hashlib import sha1
-from random import Random
 from typing import TYPE_CHECKING
 
 from bus.core import Core, Request
-from bus.entry import Draft, Entry
+from bus.entry import Draft
 from bus.events import (
     BlobRef,
-    CheckpointSaved,
     DeadlineMissed,
-    DevicesReloaded,
-    DevicesYielded,
     EvalScored,
     Event,
     PolicyAttached,
     SampleDropped,
     SampleReady,
     ServiceStarted,
-    StepDone,
-    SwitchStarted,
-    WeightsPublished,
 )
 from bus.host import Host, rebuild, rebuild_in_order
 from bus.log import WHATEVER
 from bus.snapshot import freeze, thaw_into
 from bus.snapshot_table import core_code
-from services.controller.core import ControllerCore
 from services.rollouter.core import RollouterCore, Score
 from services.rollouter.evaluation import ScoreEvaluation
-from services.trainer.core import Checkpoint, Publish, Reload, Train, TrainerCore, Yield
-from tests.simulation.deltas import WHOLE_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Facts = list[tuple[Event, int]]
+CODE, OTHER_CODE = "code-a", "code-b"
 SNAPSHOT_EVERY = 16
 """Entries between two places where a service that stops there leaves a snapshot."""
 
@@ -53,7 +42,10 @@ class SimService:
         self.alive = True
         self.random = world.random
         self.log = world.client(self)
-        self._started = started
+        self.node = world.nodes.place(self.source, hybrid=False)
+        self._started = (
+            started.model_copy(update={"machine": world.nodes.name(self.node)}) if isinstance(started, ServiceStarted) else started
+        )
         self.after = WHATEVER
         """The epoch that it may follow."""
         self._doing: dict[str, None] = {}
@@ -172,136 +164,3 @@ class SimRollouter(SimService):
         )
         twice = self.random.random() < self.world.faults.duplicate
         return [(scored, request.cause)] * (2 if twice else 1)
-
-
-class SimTrainer(SimService):
-    """Its learner is a digest of everything trained; it loses it with its process and redoes it from checkpoint and log."""
-
-    def __init__(self, world: World, core: TrainerCore, started: ServiceStarted) -> None:
-        super().__init__(world, core, started)
-        self.trainer = core
-        self._state: tuple[int, str] | None = None
-        self._base: tuple[int, str] | None = None
-        """(version, digest) that it published last."""
-
-    def to_do(self) -> list[Request]:
-        return super().to_do()[:1]
-
-    def outcome(self, request: Request) -> Facts:
-        match request:
-            case Yield():
-                return [(DevicesYielded(swing=request.swing, seconds=0.0), request.cause)]
-            case Reload():
-                self._restore()
-                return [(DevicesReloaded(swing=request.swing, seconds=0.0), request.cause)]
-            case Publish():
-                return [(self._publish(request), request.cause)]
-            case Checkpoint():
-                return self._save(request)
-            case Train():
-                return [(self._train(request), max(1, request.cause))]
-            case _:
-                raise NotImplementedError(request)
-
-    def _restore(self) -> tuple[int, str]:
-        """Newest checkpoint that is whole and in this log, then redo; compared at each published digest."""
-        if self._state is not None:
-            return self._state
-        step, digest = 0, "initial"
-        for saved in reversed(self.trainer.checkpoints):
-            if saved.uri in self.world.disk:
-                step, digest = saved.step, self.world.disk[saved.uri]
-                break
-        published = dict(self.trainer.publications.values())
-        for batch in self.trainer.history:
-            if step < batch.step <= self.trainer.books.steps_done:
-                assert batch.step == step + 1, f"the redo skips from step {step} to {batch.step}"
-                step, digest = batch.step, learn(digest, batch.samples)
-                weights = published.get(step)
-                assert weights is None or weights.digest == digest, f"the redo of step {step} diverged"
-        assert step == self.trainer.books.steps_done, f"restored step {step}, the log is at {self.trainer.books.steps_done}"
-        self._state = (step, digest)
-        return self._state
-
-    def _publish(self, request: Publish) -> Event:
-        _, digest = self._restore()
-        newest, uri = self.trainer.books.publication, f"w{request.version}"
-        kept = {uri, *self.trainer.evaluations.needed_uris, *([newest.uri] if newest is not None else [])}
-        self.world.weights = {held: None for held in (*self.world.weights, uri) if held in kept}
-        delta, self._base = self.world.deltas.publish(self._base, request.version, digest), (request.version, digest)
-        return WeightsPublished(
-            version=request.version, revision=0, transport="shm", uri=uri, digest=digest, num_bytes=WHOLE_BYTES, seconds=0.0, delta=delta,
-            direct=self.world.directs.publish(self.epoch),
-        )  # fmt: skip
-
-    def _save(self, request: Checkpoint) -> Facts:
-        step, digest = self._restore()
-        assert step == request.step
-        uri = f"checkpoint-{self.epoch}-{step}"
-        if self.random.random() >= self.world.faults.torn_checkpoint:
-            self.world.disk[uri] = digest
-        saved = CheckpointSaved(step=step, version=request.version, position=request.position, uri=uri, digest=digest, seconds=0.0)
-        return [(saved, request.cause)]
-
-    def _train(self, request: Train) -> Event:
-        step, digest = self._restore()
-        batch = request.batch
-        assert batch.step == step + 1, f"asked to train step {batch.step} after {step}"
-        self._state = (batch.step, learn(digest, batch.samples))
-        return StepDone(
-            step=batch.step,
-            version=request.version,
-            is_boundary=request.is_boundary,
-            num_samples=len(batch.samples),
-            seconds={"wait": float(self.random.randint(0, 3)), "train": 1.0},
-            metrics={},
-        )
-
-
-def learn(digest: str, samples: tuple[int, ...]) -> str:
-    """The scripted learner."""
-    return sha1(f"{digest}{samples}".encode()).hexdigest()[:12]
-
-
-class OtherRollouter(RollouterCore):
-    """The rollouter after a change of code: it routes in another rotation."""
-
-    def apply(self, entry: Entry) -> None:
-        super().apply(entry)
-        if entry.event.kind == "GenerationRequested":
-            self._request_number += 1
-
-
-class OtherController(ControllerCore):
-    """The controller after a change of code: it gives the devices back a sample later, if another one can come."""
-
-    def decide(self) -> Event | None:
-        event = super().decide()
-        early = isinstance(event, SwitchStarted) and event.reason == "give_back" and self.books.in_flight
-        return None if early and len(self.books.ready) % 2 == 0 else event
-
-
-class OtherTrainer(TrainerCore):
-    """The trainer after a change of code: it says that it waits in other words."""
-
-    def decide(self) -> Event | None:
-        event = super().decide()
-        return event.model_copy(update={"need": event.need + 1}) if event is not None and event.kind == "WaitSamples" else event  # type: ignore[attr-defined]
-
-
-CODE, OTHER_CODE = "code-a", "code-b"
-CORES: dict[str, dict[str, Callable[[], Core]]] = {
-    CODE: {"trainer": TrainerCore, "rollouter": RollouterCore, "controller": ControllerCore},
-    OTHER_CODE: {"trainer": OtherTrainer, "rollouter": OtherRollouter, "controller": OtherController},
-}
-
-
-def make_service(world: World, source: str, code: str, random: Random) -> SimService:
-    """A process of one of the services with a core, but the policy."""
-    core = CORES[code][source]()
-    started = ServiceStarted(code=code)
-    if isinstance(core, TrainerCore):
-        return SimTrainer(world, core, started)
-    if isinstance(core, RollouterCore):
-        return SimRollouter(world, core, started)
-    return SimController(world, core, started)

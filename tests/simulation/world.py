@@ -24,11 +24,13 @@ from tests.simulation.deltas import Deltas
 from tests.simulation.directs import Directs
 from tests.simulation.knobs import Operator
 from tests.simulation.log import Crash, FaultyLog
+from tests.simulation.making import make_service
+from tests.simulation.nodes import Losses, Nodes
 from tests.simulation.plans import POLICIES, Faults, draw_faults, draw_plan
 from tests.simulation.policies import Keeping, KeptPolicy, SimCandidate
 from tests.simulation.replicas import SimReplica
 from tests.simulation.restless import make_policy
-from tests.simulation.services import CODE, OTHER_CODE, SimController, SimPolicy, SimService, make_service
+from tests.simulation.services import CODE, OTHER_CODE, SimController, SimPolicy, SimService
 
 MAX_TICKS = 30_000
 MAX_SWAPS = 8
@@ -43,15 +45,14 @@ Action = Callable[[], None]
 class World:
     """Everything of one simulated run."""
 
-    def __init__(self, seed: int, plan: RunPlanned | None = None, faults: Faults | None = None) -> None:
+    def __init__(self, seed: int, plan: RunPlanned | None = None, faults: Faults | None = None, losses: Losses | None = None) -> None:
         self.random = Random(seed)
         drawn_plan, drawn_faults = draw_plan(self.random, f"sim-{seed}"), draw_faults(self.random)
         self.plan = plan or drawn_plan
         self.faults = faults or drawn_faults
         self.store = MemoryStore.create(self.plan, at=0)
         self.disk: dict[str, str] = {}
-        self.weights: dict[str, None] = {}
-        """Publications that can be loaded."""
+        self.nodes = Nodes(self.plan.run, losses)
         self.deltas = Deltas(self.plan.run)
         self.directs = Directs(self.plan.run)
         self.spans: dict[str, tuple[tuple[int, int], ...]] = {}
@@ -61,6 +62,8 @@ class World:
         self.ticks = 0
         self.crashes = 0
         self._processes: dict[str, Process] = {}
+        self._cut_off: list[Process] = []
+        """Those that run on a machine which the cluster has lost."""
         self._dead: dict[str, tuple[int, bool]] = {}
         """Source -> (epoch that died, whether its loss was said)."""
         self._unsaid: dict[tuple[str, int], None] = {}
@@ -98,6 +101,10 @@ class World:
             self.faults.aimed[kind] -= 1
             if self.faults.aimed[kind] == 0:
                 self._aim(process)
+        if after and self.nodes.strikes_after(kind):
+            self._lose_node(self._aimed_node())
+            if not process.alive:
+                raise Crash
         if self.crashes < self.faults.crashes and self.random.random() < self.faults.crash_chance / 3:
             raise Crash
 
@@ -110,6 +117,20 @@ class World:
 
     # --- life and death ----------------------------------------------------------------------------------------------------------
 
+    def _aimed_node(self) -> int:
+        victim = self._processes.get(self.nodes.losses.victim)
+        return victim.node if victim is not None and self.nodes.is_there(victim.node) else self.nodes.victim()
+
+    def _lose_node(self, node: int) -> None:
+        """All that is on a machine is lost at this instant; or the cluster only believes so."""
+        lives_on = self.nodes.lose(node)
+        for process in [process for process in self._everybody() if process.node == node]:
+            if lives_on and not isinstance(process, KeptPolicy):
+                self._cut_off.append(process)
+                self._miss(process)
+            else:
+                self._die(process)
+
     def _die(self, process: Process) -> None:
         if not process.alive:
             return
@@ -117,7 +138,12 @@ class World:
         self.crashes += 1
         if isinstance(process, KeptPolicy):
             process.end(1)
-        elif self._processes.get(process.source) is process:
+        else:
+            self._miss(process)
+
+    def _miss(self, process: Process) -> None:
+        """It is no more among those that the supervisor looks after."""
+        if self._processes.get(process.source) is process:
             del self._processes[process.source]
             epoch = self._epochs.get(process.source, 0)
             self._dead[process.source] = (epoch, False)
@@ -136,7 +162,8 @@ class World:
         except Crash:
             self._die(process)
         except Fenced:
-            assert isinstance(process, KeptPolicy) or not process.alive, f"{process.source} was fenced without a successor"
+            expected = isinstance(process, KeptPolicy) or process in self._cut_off or not process.alive
+            assert expected, f"{process.source} was fenced without a successor"
             process.alive = False
             if isinstance(process, KeptPolicy):
                 process.end(FENCED)
@@ -205,7 +232,8 @@ class World:
                 watch(len(self.store.entries))
             self._tick()
         for process in self._everybody():
-            self._guard(process, lambda process=process: self._finish_reading(process))  # type: ignore[misc]
+            if process not in self._cut_off:
+                self._guard(process, lambda process=process: self._finish_reading(process))  # type: ignore[misc]
 
     def _has_ended(self) -> bool:
         return any(isinstance(entry.event, RunEnded) for entry in self.store.entries[-12:])
@@ -215,7 +243,8 @@ class World:
             process.read()
 
     def _everybody(self) -> list[Process]:
-        return [*self._processes.values(), *(process for process in self.keeping.processes if process.is_here)]
+        self._cut_off = [process for process in self._cut_off if process.alive]
+        return [*self._processes.values(), *(process for process in self.keeping.processes if process.is_here), *self._cut_off]
 
     def _tick(self) -> None:
         self._go_wrong()
@@ -234,6 +263,8 @@ class World:
 
     def _go_wrong(self) -> None:
         random, faults = self.random, self.faults
+        if self.nodes.strikes():
+            self._lose_node(self.nodes.victim())
         if self.crashes < faults.crashes and random.random() < faults.crash_chance and self._everybody():
             self._die(random.choice(self._everybody()))
         if self._swaps < MAX_SWAPS and random.random() < self._swap_chance():
@@ -280,8 +311,11 @@ class World:
         found += [(None, lambda key=key: self._say_lost(*key)) for key in self._unsaid]  # type: ignore[misc]
         for source in self._dead:
             said = (source, self._dead[source][0]) not in self._unsaid
-            if (said or self.faults.unsupervised) and self._may_restart(source):
+            if (said or self.faults.unsupervised) and self._may_restart(source) and self.nodes.has_room():
                 found.append((None, lambda source=source: self._restart(source)))  # type: ignore[misc]
+        if self.nodes.can_grow():
+            found.append((None, self.nodes.grow))
+        found += [(None, lambda p=process: self._die(p)) for process in self._cut_off]  # type: ignore[misc]
         return found
 
     def _replica_actions(self, replica: SimReplica) -> list[Action]:

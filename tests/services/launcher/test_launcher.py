@@ -18,13 +18,14 @@ from bus.events import Event, RunPlanned, ServiceLost, ServiceStarted, StopReque
 from bus.redis_log import RedisLog
 from services.config import SupervisorConfig
 from services.config_file import make_config
-from services.launcher.folders import find_run, known_runs, make_run_folder, new_run_id, shm_folder, write_info
+from services.launcher.folders import find_run, known_runs, make_run_folder, new_run_id, write_info
 from services.launcher.interrupts import Interrupts, StopNow
 from services.launcher.local import LocalLauncher, living_members
 from services.launcher.prepare import WarmStartStep, with_model
 from services.launcher.protocol import RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
 from services.launcher.supervisor import Outcome, Supervisor, services_of
+from services.places import shm_folder
 
 PLAN = RunPlanned(
     run="r", seed=0, total_steps=1, required_samples=1, trigger_parameter_sync_step=1, staleness_threshold=0, rollout_n=1,
@@ -57,7 +58,7 @@ def supervise(redis_url: str, run: str, tmp_path: Path) -> Iterator[Supervise]:
     log = RedisLog.create(redis_url, PLAN.model_copy(update={"run": run}), 0)
 
     def command(behaviours: Mapping[str, str], spec: ServiceSpec) -> list[str]:
-        return [sys.executable, "-m", "tests.services.stand_in", run, spec.source, behaviours[spec.source]]
+        return [sys.executable, "-m", "tests.services.stand_in", run, spec.source, behaviours[spec.source], spec.token]
 
     def start(config: SupervisorConfig = QUICK, stop_after: type[Event] | None = None, **behaviours: str) -> Supervised:
         named = {name.replace("replica_", "replica:"): behaviour for name, behaviour in behaviours.items()}
@@ -67,7 +68,7 @@ def supervise(redis_url: str, run: str, tmp_path: Path) -> Iterator[Supervise]:
         def watch(new: object) -> None:
             assert isinstance(new, list)
             entries.extend(new)
-            pids.extend(child.handle.pid for child in supervisor.children.values() if child.handle is not None)
+            pids.extend(entry.event.pid for entry in new if isinstance(entry.event, ServiceStarted))
             if stop_after is not None and any(isinstance(entry.event, stop_after) for entry in new):
                 supervisor.stop_asked = "test"
 
