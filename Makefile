@@ -17,7 +17,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ray venv-vllm demo test test-beside test-vllm test-vllm-hard check server browser simulate bench-lend bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
+.PHONY: help venv ray venv-vllm demo test test-beside test-vllm test-vllm-hard test-ray-hard check server browser simulate bench-lend bench-scale bench-bus bench-boundary bench-regimes bench-policies bench-swap clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -82,7 +82,7 @@ test: check ray server browser ## set-up, static checks, then all tests; those o
 	$(if $(LEFT_OUT),@echo "$(LEFT_OUT)")
 	@$(if $(shell command -v timeout),timeout 2h) $(this) --no-print-directory test-beside & beside=$$!; \
 	trap 'kill $$beside' INT TERM; \
-	$(BIN)/pytest --durations=10 $(addprefix --ignore=,$(BESIDE)); others=$$?; \
+	$(BIN)/pytest --durations=10 --ignore-glob='$(subst %,*,$(HARD))' $(addprefix --ignore=,$(BESIDE)); others=$$?; \
 	echo "and beside them $(BESIDE):"; \
 	wait $$beside; beside=$$?; cat build/beside.txt; \
 	echo '$(or $(LEFT_OUT),and on vLLM:)'; $(if $(LEFT_OUT),,cat build/vllm.txt;) \
@@ -103,6 +103,9 @@ test-vllm: venv-vllm ## the tests on vLLM
 
 test-vllm-hard: venv-vllm ## those that destroy its processes
 	$(VLLM_BIN)/python -m pytest -q --durations=10 $(filter $(HARD),$(ON_VLLM))
+
+test-ray-hard: ray ## runs on a cluster that loses nodes at every moment
+	$(BIN)/pytest -q --durations=10 $(filter $(HARD),$(wildcard tests/test_ray_*.py))
 
 check: venv ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -140,9 +143,13 @@ browser: ## install a headless Chromium if there is none (Debian, as root)
 
 simulate: venv ## simulate SEEDS=100000 runs with crashes, delays and failures
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --nodes --seeds $(SEEDS)
 
 bench-lend: $(ENGINE_VENV) ## what lending the trainer's device gains over not lending it; ENGINE=vllm: with vLLM
 	$(ENGINE_BIN)/python -m benchmarks.lend --engine $(ENGINE)
+
+bench-scale: venv ## 1,000 simulated replicas on a real server
+	$(BIN)/python -m benchmarks.scale
 
 bench-bus: ray ## latency and rate of the log, beside a Ray actor queue
 	$(BIN)/python -m benchmarks.bus

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from bus.events import Deadlines, Value
 from services.engine_defaults import with_engine_defaults
@@ -289,14 +289,16 @@ class WeightsConfig(Section):
     transport: Literal["auto", "shm", "file", "direct", "nccl", "ipc"] = "auto"
     """shm: shared memory of one machine; file: a shared folder. On top of a copy there, for vLLM on GPUs: nccl, from GPU to GPU; ipc,
     through memory of the GPU that trainer and replica share; direct, whichever of the two a replica can take. What does not work falls back
-    to the copy. auto: shm and, without room there, file."""
-    direct_host: str = Field(default="127.0.0.1", min_length=1)
-    """The trainer's address at which replicas ask for nccl and ipc; with replicas on other machines, one that these reach it by."""
+    to the copy. auto: shm and, without room there or with replicas on other machines than the trainer, file. A replica that comes up on
+    another machine than a copy in shm gets it by way of the folder."""
+    direct_host: str = Field(default="auto", min_length=1)
+    """The trainer's address at which replicas ask for nccl and ipc. auto: 127.0.0.1 and, once some replica is on another machine, the
+    address by which the trainer's machine reaches the run's Redis server."""
     direct_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """How long one transfer by nccl or ipc may take. One that has not begun falls back to the copy; one in the middle fails its replica."""
     folder: Path | None = None
-    """For transport `file`: a folder that trainer and replicas share; unset: in the run's folder. With nccl and ipc the copy lies there, if
-    this is set."""
+    """A folder that trainer and replicas share, for transport `file`, and for `auto` with several machines; unset: in the run's folder.
+    With nccl and ipc the copy lies there, if this is set."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What weights are rounded to when they are published; training itself and checkpoints keep float32. auto: bfloat16, half the bytes,
     where trainer (`actor.dtype`) and engine both compute in it, so that nothing that is computed changes; else float32, the trained weights
@@ -371,6 +373,34 @@ class MonitorConfig(Section):
     """The measures are also entries of the log (`Measured`)."""
 
 
+class CpusConfig(Section):
+    """What services are counted as in Ray's books of CPUs; it limits none of them."""
+
+    rank: float = Field(default=1.0, ge=0.01, le=4096)
+    """Each rank of the trainer, together with the hybrid replicas on its device: they take turns. Its threads, too, if `actor.num_threads`
+    is unset and it trains on a CPU."""
+    replica: float = Field(default=1.0, ge=0.01, le=4096)
+    """Each standalone replica. Threads of each replica that generates on a CPU."""
+    other: float = Field(default=0.0, ge=0, le=4096)
+    """Each of rollouter, controller, policy and archiver; 0: wherever there is a node."""
+
+
+class ClusterConfig(Section):
+    """Where Ray puts the services, with `swingshift run --on ray`; read by nothing else."""
+
+    cpus: CpusConfig = CpusConfig()
+    resources: dict[str, dict[str, Annotated[float, Field(gt=0, le=1_000_000)]]] = {}
+    """Service -> what it takes of resources that nodes were started with (`ray start --resources`): binds it to such a node."""
+    strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """Whether trainer and replicas are brought together on few nodes or spread over many; strict: on one, or each part on another, or not
+    at all. What shares a GPU is together anyway."""
+    runtime_env: dict[str, JsonValue] = {}
+    """What the nodes get before anything starts there, as Ray has it (`pip`, `env_vars`, …), besides this checkout. It is recorded with
+    the run: no secrets here."""
+    wait_s: float = Field(default=60.0, ge=0, le=86_400)
+    """How long the run waits for room at its start, if others have it."""
+
+
 class ScriptedConfig(Section):
     """How the scripted engine and learner behave."""
 
@@ -428,6 +458,7 @@ class RunConfig(Section):
     redis: RedisConfig = RedisConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
     monitor: MonitorConfig = MonitorConfig()
+    cluster: ClusterConfig = ClusterConfig()
     scripted: ScriptedConfig = ScriptedConfig()
     folder: Path = Path("runs")
     """Where the folders of runs are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +18,10 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from services.agreement import Publishing
 from services.config import SCRIPTED, RunConfig
-from services.devices import is_cuda, share_of, tensor_parallel_size
+from services.devices import cores_of, is_cuda, share_of, tensor_parallel_size
 from services.engines.vllm_installed import usable_vllm
 from services.local_settings import with_local_settings
+from services.machine import machine_id
 from services.plan import config_of, engine_config
 
 if TYPE_CHECKING:
@@ -68,6 +69,16 @@ class ServiceContext:
     """A policy's: it is to warm up and to answer in trial before it attaches."""
     after: int = WHATEVER
     """A policy's: the epoch that it may follow, and no other."""
+    placed: str = ""
+    """On a cluster: the GPUs that it was given, by the names that they have here; empty: those that were planned, or none."""
+    on_cluster: bool = False
+    """It is on some node of a cluster, which may lose touch with the others."""
+    token: str = ""
+    """What whoever started it knows it by."""
+    machine: str = field(default_factory=machine_id)
+    """Which machine it is on."""
+    rank: int = 0
+    """A trainer's whose ranks were started by others (`Torchrun`): which of them; rank 0 is the service."""
 
     @property
     def source(self) -> str:
@@ -82,9 +93,14 @@ class ServiceContext:
         return "hybrid" if self.name in self.plan.hybrid else "standalone"
 
     @property
-    def device(self) -> str:
-        """Cores or GPUs that were planned for it; empty: any."""
+    def planned_device(self) -> str:
+        """Cores or GPUs that were planned for it, as the log calls them: GPUs are numbered over the whole run. Empty: any."""
         return self.plan.devices.get(self.source, "")
+
+    @property
+    def device(self) -> str:
+        """The same by the names that they have here; empty: any."""
+        return self.placed or self.planned_device
 
     @property
     def cores(self) -> str:
@@ -93,14 +109,26 @@ class ServiceContext:
 
     @property
     def own_device(self) -> str:
-        """What this process has of the device: of cores that a trainer's ranks share out, those of rank 0."""
+        """What this process has of the device: of cores that a trainer's ranks share out, those of its rank."""
         ranks = self.config.actor.ranks if self.service == TRAINER else 1
-        return self.device if is_cuda(self.device) else share_of(self.device, 0, ranks)
+        return self.device if is_cuda(self.device) else share_of(self.device, self.rank, ranks)
 
     @property
     def own_cores(self) -> str:
         """What this process is bound to of `cores`."""
         return self.own_device if self.cores else ""
+
+    @property
+    def holds_a_lease(self) -> bool:
+        """It ends itself when nobody can have seen it for a while: whoever says that it is gone may not be able to end it."""
+        return self.service == REPLICA and (self.on_cluster or not self.supervised)
+
+    @property
+    def threads(self) -> int:
+        """With how many it computes on cores: as many as it is bound to; else a replica on a cluster with as many as it is counted for."""
+        bound = 0 if is_cuda(self.device) else len(cores_of(self.own_device))
+        counted = int(self.config.cluster.cpus.replica) if self.on_cluster and self.service == REPLICA else 1
+        return bound or max(1, counted)
 
     @property
     def weights_folder(self) -> Path:
@@ -114,7 +142,9 @@ class ServiceContext:
 
     def started(self) -> ServiceStarted:
         """Its first word in the log."""
-        return ServiceStarted(code=self.code, host=socket.gethostname(), pid=os.getpid(), role=self.role)
+        return ServiceStarted(
+            code=self.code, host=socket.gethostname(), pid=os.getpid(), role=self.role, token=self.token, machine=self.machine
+        )
 
     def open_log(self) -> RedisLog:
         """A further client of the log. Raises LogMissing, ServerError."""
@@ -130,9 +160,8 @@ class ServiceContext:
 
     def alive(self, epoch: int) -> Alive:
         """The sign of life of this incarnation."""
-        holds_a_lease = self.service == REPLICA and not self.supervised
         watched = None if self.service == CONTROLLER else CONTROLLER
-        return Alive(self.url, self.run, self.source, epoch, on_lapse=end_at_once if holds_a_lease else None, watched=watched)
+        return Alive(self.url, self.run, self.source, epoch, on_lapse=end_at_once if self.holds_a_lease else None, watched=watched)
 
     def make_learner(self, offloaded: bool = False) -> Learner:
         """The learner with the initial weights. Raises ConfigError for a model that cannot be used."""
@@ -226,6 +255,9 @@ def make_context(
     request: int = 0,
     candidate: bool = False,
     after: int = WHATEVER,
+    placed: str = "",
+    on_cluster: bool = False,
+    token: str = "",
 ) -> ServiceContext:
     """The context of one service of a planned run. Raises ConfigError for a replica that is not in the plan."""
     known = plan.standalone + plan.hybrid
@@ -235,5 +267,7 @@ def make_context(
         raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
     config = with_local_settings(config_of(plan), folder)
     return ServiceContext(
-        url, plan.run, service, name, plan, config, folder.absolute(), code, supervised, in_process, request, candidate, after
-    )
+        url, plan.run, service, name, plan, config, folder.absolute(), code,
+        supervised=supervised, in_process=in_process, request=request, candidate=candidate, after=after,
+        placed=placed, on_cluster=on_cluster, token=token,
+    )  # fmt: skip

@@ -4,7 +4,9 @@
 4 GPUs, one hybrid and three standalone ones:     cuda:0: trainer, h0        cuda:1: s0        cuda:2: s1        cuda:3: s2
 the same with actor.ranks 2, two of each kind:    cuda:0: trainer, h0        cuda:1: trainer, h1        cuda:2: s0        cuda:3: s1
 
-GPUs are numbered as this process sees them: with CUDA_VISIBLE_DEVICES, cuda:0 is the first of those.
+GPUs are numbered as this process sees them: with CUDA_VISIBLE_DEVICES, cuda:0 is the first of those. On a cluster they are numbered over
+the whole run, and Ray says which node has which; cores are those of whichever node a service comes to, and unless they are named nobody is
+bound to any.
 """
 
 from __future__ import annotations
@@ -33,7 +35,15 @@ class Machine:
     """What there is to be assigned."""
 
     cores: tuple[int, ...]
+    """Of a cluster: those that each node has; none: it is not known which."""
     gpus: int = 0
+    nodes: int = 0
+    """Of a cluster; 0: it is a single machine."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the cluster of {_count(self.nodes, 'node')}" if self.nodes else "this machine"
 
 
 def this_machine() -> Machine:
@@ -65,6 +75,12 @@ def cores_of(device: str) -> tuple[int, ...]:
     return tuple(int(core) for core in device.split(",") if core)
 
 
+def as_far_as_here(device: str, machine: Machine) -> str:
+    """A device that was planned elsewhere, maybe on a cluster, for one process on this machine: the same, or as many GPUs as there are."""
+    gpus = gpus_of(device)
+    return device if all(gpu < machine.gpus for gpu in gpus) else _named(range(min(len(gpus), machine.gpus)))
+
+
 def share_of(device: str, rank: int, ranks: int) -> str:
     """What one of several ranks has of a device: as many parts as the others, or with fewer parts than ranks, one that others have, too."""
     parts = device.split(",") if device else []
@@ -75,11 +91,14 @@ def share_of(device: str, rank: int, ranks: int) -> str:
 
 def assign_devices(config: RunConfig, machine: Machine) -> dict[str, str]:
     """Service -> device. Raises ConfigError for a device that is not there, or more than one holder can have."""
-    if config.devices == "unpinned":
+    on_gpus = config.actor.device == "cuda"
+    if machine.nodes and on_gpus and config.devices == "unpinned":
+        raise ConfigError("devices is unpinned and actor.device is cuda: Ray gives GPUs by their number only, leave devices at auto")
+    if config.devices == "unpinned" or (config.devices == "auto" and machine.nodes and not on_gpus):
         return {}
     services = known_services(config)
     if config.devices == "auto":
-        devices = _gpus(config, machine) if config.actor.device == "cuda" else _cores(config, machine.cores)
+        devices = _gpus(config, machine) if on_gpus else _cores(config, machine.cores)
         return {service: devices[service] for service in services if service in devices}
     for service in config.devices:
         if service not in services:
@@ -122,7 +141,7 @@ def _gpus(config: RunConfig, machine: Machine) -> dict[str, str]:
         apiece = f" of {each} GPUs each" if each > 1 else ""
         trainer = f"actor.ranks {ranks}" if ranks > 1 else "actor.device is cuda"
         raise ConfigError(
-            f"{trainer} with {config.replicas.standalone} standalone replicas{apiece}: that takes {needed} GPUs, this machine "
+            f"{trainer} with {config.replicas.standalone} standalone replicas{apiece}: that takes {needed} GPUs, {machine.name} "
             f"has {machine.gpus}; lower replicas.standalone, or name the devices under `devices`"
         )
     # A hybrid one that wants more GPUs than there are ranks gets what there is, which is refused with its reason (`check_parallel`).
@@ -149,10 +168,10 @@ def _check_there(devices: Mapping[str, str], machine: Machine) -> None:
             missing = [part for part in parts if int(part.removeprefix(CUDA)) >= machine.gpus]
             there = f"{machine.gpus} GPUs"
         else:
-            missing = [part for part in parts if int(part) not in machine.cores]
-            there = f"the cores {', '.join(map(str, machine.cores))}"
+            missing = [part for part in parts if int(part) not in machine.cores] if machine.cores or not machine.nodes else []
+            there = f"{'on each node ' if machine.nodes else ''}the cores {', '.join(map(str, machine.cores))}"
         if missing:
-            raise ConfigError(f"devices.{service} is {device}: {', '.join(missing)} is not there, this machine has {there}")
+            raise ConfigError(f"devices.{service} is {device}: {', '.join(missing)} is not there, {machine.name} has {there}")
 
 
 def gpus_wanted(config: RunConfig) -> int:
@@ -210,7 +229,7 @@ def check_memory(config: RunConfig, devices: Mapping[str, str]) -> None:
     shares: dict[str, list[tuple[str, float]]] = {}
     for service, device in devices.items():
         for part in device.split(",") if is_cuda(device) else ():
-            shares.setdefault(part, []).append((service, _share(config, service)))
+            shares.setdefault(part, []).append((service, memory_share(config, service)))
     for part, taken in shares.items():
         total = sum(share for _, share in taken)
         if total > 1 + 1e-9:
@@ -221,7 +240,8 @@ def check_memory(config: RunConfig, devices: Mapping[str, str]) -> None:
             )
 
 
-def _share(config: RunConfig, service: str) -> float:
+def memory_share(config: RunConfig, service: str) -> float:
+    """Share of a GPU's memory that a service keeps or takes of each of its GPUs."""
     if service == "trainer":
         return config.trainer.gpu_memory_utilization
     if service.removeprefix(REPLICA) in config.replicas.standalone_names:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol, cast
@@ -57,13 +58,20 @@ def run_service(
     request: int = 0,
     candidate: bool = False,
     after: int = WHATEVER,
+    placed: str = "",
+    on_cluster: bool = False,
+    token: str = "",
 ) -> int:
     """Runs one service in this process until the run ends; returns the exit code."""
     log_to_stderr()
     try:
-        context = context_for(service, url, run, folder, name, supervised=supervised, request=request, candidate=candidate, after=after)
-        set_threads(context.own_device)
+        context = context_for(
+            service, url, run, folder, name,
+            supervised=supervised, request=request, candidate=candidate, after=after, placed=placed, on_cluster=on_cluster, token=token,
+        )  # fmt: skip
         torchrun = Torchrun.here() if service == TRAINER else None
+        context = replace(context, rank=torchrun.rank if torchrun is not None else 0)
+        set_threads(context.own_device, context.threads)
         return run_main(context) if torchrun is None or torchrun.rank == 0 else run_follower(context, torchrun)
     except ConfigError as error:
         logger.error("cannot start: service=%s run=%s error=%s", service, run, error)
@@ -85,6 +93,9 @@ def context_for(
     request: int = 0,
     candidate: bool = False,
     after: int = WHATEVER,
+    placed: str = "",
+    on_cluster: bool = False,
+    token: str = "",
 ) -> ServiceContext:
     """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
     if service not in SERVICES:
@@ -95,6 +106,7 @@ def context_for(
     context = make_context(
         url, plan, service, name or "", folder, code,
         supervised=supervised, in_process=in_process, request=request, candidate=candidate, after=after,
+        placed=placed, on_cluster=on_cluster, token=token,
     )  # fmt: skip
     context.folder.mkdir(parents=True, exist_ok=True)
     return context
@@ -136,7 +148,10 @@ def run_main(context: ServiceContext) -> int:
             pin(context.own_cores)
             _end_on_signals()
         device = context.device or "any"
-        logger.info("service starts: service=%s run=%s pid=%d device=%s code=%s", source, context.run, os.getpid(), device, context.code)
+        planned = f" planned_device={context.planned_device}" if context.placed else ""
+        logger.info(
+            "service starts: service=%s run=%s pid=%d device=%s%s code=%s", source, context.run, os.getpid(), device, planned, context.code
+        )
         module.main(context)
     except _terminated():
         logger.info("service was told to end: service=%s", source)
@@ -158,6 +173,7 @@ def run_follower(context: ServiceContext, torchrun: Torchrun) -> int:
     """Runs a rank of the trainer other than rank 0, which alone speaks to the log; returns the exit code."""
     from services.learner.sharded.follow import follow_torchrun
 
+    pin(context.own_cores)
     return follow_torchrun(context.config.actor, torchrun)
 
 
@@ -185,10 +201,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--request", type=int, default=0)
     parser.add_argument("--candidate", action="store_true")
     parser.add_argument("--after", type=int, default=WHATEVER)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--on-cluster", action="store_true")
+    parser.add_argument("--token", default="")
     given = parser.parse_args(arguments)
     return run_service(
         given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name,
         request=given.request, candidate=given.candidate, after=given.after,
+        placed=given.device, on_cluster=given.on_cluster, token=given.token,
     )  # fmt: skip
 
 

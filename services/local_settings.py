@@ -15,7 +15,7 @@ from services.config_file import overridden
 
 INFO = "run.json"
 SETTINGS = "settings"
-FREE = ("supervisor.", "monitor.", "redis.")
+FREE = ("supervisor.", "monitor.", "redis.", "cluster.")
 """Sections that are about this machine and this session only."""
 PLACES = ("model.path", "data.train_files", "data.val_files", "data.reward")
 """Where things are: what is in them is compared with what was planned."""

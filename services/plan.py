@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from bus.errors import ConfigError
-from bus.events import RunPlanned
+from bus.events import Deadlines, RunPlanned
 from bus.settings import can_keep_answers, keeps_version_lag
 from policies.registry import nearest
 from services.config import BUILTIN, SCRIPTED, AsyncTrainingConfig, RolloutConfig, RunConfig
@@ -30,6 +30,8 @@ from services.weights.settings import wire_dtype
 
 OWN_ENGINE_SETTINGS = ("kind", "max_running_requests", "max_model_len", "vllm", "memory_share", "kwargs")
 """Settings of the engine that are worked out here or in the replica."""
+CLUSTER_KILL_S = 120.0
+"""Default of deadlines.kill_s on a cluster: Ray says that a node is dead after about a minute without an answer from it."""
 OF_EMBEDDED_ENGINE = ("admit_requests", "admit_wait_steps")
 """Settings that mean nothing to vLLM."""
 
@@ -114,7 +116,8 @@ def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
     )
     lengths = _lengths(config, data)
     trainer = devices.get("trainer", "")
-    threads = config.actor.num_threads or _cores_of_a_rank(trainer, config.actor.ranks)
+    counted = config.cluster.cpus.rank if machine.nodes else 1.0
+    threads = config.actor.num_threads or _cores_of_a_rank(trainer, config.actor.ranks, max(1, int(counted)))
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(
@@ -124,14 +127,21 @@ def resolve(config: RunConfig, machine: Machine, data: DataPlan) -> RunConfig:
             "actor": _actor(config, threads, lengths["max_response_length"]),
             "async_training": timing,
             "devices": devices,
+            "deadlines": _deadlines(config, machine),
             "weights": config.weights.model_copy(update={"dtype": wire_dtype(config)}),
         }
     )
 
 
-def _cores_of_a_rank(trainer: str, ranks: int) -> int:
-    """Cores of the trainer's device that one of its ranks has; 1 when it has none, as on a GPU."""
-    return 1 if is_cuda(trainer) else max(1, len(cores_of(trainer)) // ranks)
+def _deadlines(config: RunConfig, machine: Machine) -> Deadlines:
+    """On a cluster there is time to hear that a node is gone, unless the user said how much."""
+    given = config.deadlines
+    return given.model_copy(update={"kill_s": CLUSTER_KILL_S}) if machine.nodes and "kill_s" not in given.model_fields_set else given
+
+
+def _cores_of_a_rank(trainer: str, ranks: int, unbound: int) -> int:
+    """Cores of the trainer's device that one of its ranks has; 1 on a GPU, `unbound` when it is bound to none."""
+    return 1 if is_cuda(trainer) else max(1, len(cores_of(trainer)) // ranks) if trainer else unbound
 
 
 def config_of(plan: RunPlanned) -> RunConfig:

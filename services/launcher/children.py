@@ -1,17 +1,11 @@
-"""What is known of a process that is looked after, and what can be said of its end."""
+"""What is known of a process that is looked after."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.disk import free_bytes, room
-from services.launcher.protocol import Handle, RunPlace, ServiceSpec
+from services.launcher.protocol import Handle, ServiceSpec
 from services.launcher.restarts import Restarts
-
-DETAIL_CHARACTERS = 300
-TAIL_BYTES = 4096
-FULL_BYTES = 64 * 1024
-"""A disk with less room than this is called full."""
 
 
 @dataclass
@@ -21,6 +15,8 @@ class Child:
     spec: ServiceSpec
     restarts: Restarts
     handle: Handle | None = None
+    token: str = ""
+    """What the first word of the running incarnation is known by."""
     spawned_at: float = 0.0
     epoch: int = 0
     """Of the running incarnation; 0: it has not said its first word yet."""
@@ -29,9 +25,9 @@ class Child:
     due_at: float | None = None
     """When it is started again."""
 
-    def spawned(self, handle: Handle, now: float) -> None:
+    def spawned(self, handle: Handle, now: float, token: str = "") -> None:
         """A new incarnation has been started."""
-        self.handle = handle
+        self.handle, self.token = handle, token
         self.spawned_at, self.due_at, self.epoch, self.cause = now, None, 0, 0
 
     @property
@@ -54,27 +50,3 @@ class Kept(Child):
     """This incarnation has decided something."""
     hangs: bool = False
     """It was killed because it did."""
-
-
-def how_it_ended(place: RunPlace, source: str, code: int) -> str:
-    """The exit, the process's last words, and whether its disk is full."""
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}{_last_words(place, source)}{_full_disk(place)}"
-
-
-def _last_words(place: RunPlace, source: str) -> str:
-    """The end of a service's log file, for the message."""
-    try:
-        with place.log_file(source).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f": {last[-DETAIL_CHARACTERS:]}" if last else ""
-
-
-def _full_disk(place: RunPlace) -> str:
-    """Said here, for a service whose disk is full cannot write into its log file why it ends."""
-    folder = place.folder
-    return f" ({folder} is on a full disk: {room(folder)})" if free_bytes(folder) < FULL_BYTES else ""

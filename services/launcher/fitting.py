@@ -44,6 +44,11 @@ def check_here(plan: RunPlanned, config: RunConfig, say: Say) -> None:
             f"the plan puts services on the cores {', '.join(map(str, missing))}, which are not here: add --set {UNPINNED}, "
             "then nobody is bound to cores; threads, and so the bits, stay as planned"
         )
+    check_things(plan, config, say)
+
+
+def check_things(plan: RunPlanned, config: RunConfig, say: Say) -> None:
+    """The same of model, data and reward only: where services are elsewhere, their devices are not those of this machine."""
     if config.model.path != SCRIPTED and not (Path(config.model.path) / "config.json").is_file():
         raise ConfigError(f"the initial model is not in {config.model.path}: say where it is with --set model.path=FOLDER")
     if config.data.train_files:

@@ -22,6 +22,7 @@ from bus.errors import ConfigError
 from bus.keys import check_run_id
 from bus.server import named_server, shareable
 from services.local_settings import INFO, SETTINGS
+from services.places import shm_folder
 
 SERVER = "server"
 SUMMARY = "summary.json"
@@ -56,11 +57,6 @@ def make_run_folder(root: Path, run: str) -> Path:
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}; name another place with --set folder=DIR") from error
     return folder
-
-
-def shm_folder(run: str) -> Path:
-    """Where `services.weights.store` publishes in shared memory; what lies there when a run has ended is of no use to anybody."""
-    return Path("/dev/shm") / f"swingshift-{run}"
 
 
 def remove_shm_folder(run: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 
-from services.entry import context_for, run_main
+from bus.errors import SwingshiftError
+from services.entry import FAILED, context_for, run_main
+from services.launcher.endings import how_it_ended
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
+
+logger = logging.getLogger(__name__)
 
 
 class ThreadLauncher:
@@ -29,10 +33,6 @@ class ThreadHandle:
         self._thread = threading.Thread(target=self._run, name=spec.source, daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int:
-        return os.getpid()
-
     def poll(self) -> int | None:
         return None if self._thread.is_alive() else self._code
 
@@ -42,12 +42,22 @@ class ThreadHandle:
     def kill(self) -> bool:
         return False
 
+    def waits_for(self) -> str:
+        return ""
+
+    def how_it_ended(self) -> str:
+        assert self._code is not None
+        return how_it_ended(self._place, self._spec.log_name, self._code)
+
     def _run(self) -> None:
-        self._code = 1
+        self._code = FAILED
         place, spec = self._place, self._spec
-        self._code = run_main(
-            context_for(
+        try:
+            context = context_for(
                 spec.service, place.url, place.run, place.folder, spec.name,
-                in_process=True, request=spec.request, candidate=spec.candidate, after=spec.after,
-            )
-        )  # fmt: skip
+                in_process=True, request=spec.request, candidate=spec.candidate, after=spec.after, token=spec.token,
+            )  # fmt: skip
+        except SwingshiftError:
+            logger.exception("cannot start: service=%s run=%s", spec.source, place.run)
+            return
+        self._code = run_main(context)

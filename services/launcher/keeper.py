@@ -29,7 +29,7 @@ from bus.log import WHATEVER
 from bus.requests import ANSWERING
 from services.config import SupervisorConfig
 from services.entry import FENCED, MISTAKEN
-from services.launcher.children import Kept, how_it_ended
+from services.launcher.children import Kept
 from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
 from services.launcher.trials import Say, Trials
@@ -68,7 +68,6 @@ class Keeper:
         self.ended = False
         self.given_up: int | None = None
         """Exit code of an active policy that is not started again."""
-        self._place = place
         self._launcher = launcher
         self._config = config
         self._say = say
@@ -217,8 +216,8 @@ class Keeper:
 
     def _look_after(self, child: Kept) -> None:
         code = child.handle.poll() if child.handle is not None else None
-        if code is not None:
-            self._lose(child, code)
+        if child.handle is not None and code is not None:
+            self._lose(child, child.handle, code)
         elif self.ended:
             return
         elif child.handle is not None and child.suspect_at is not None and child.suspect_at <= self._clock():
@@ -233,7 +232,7 @@ class Keeper:
         """Of those that were active."""
         return self.roster.active.epoch if self.roster.active is not None else 0
 
-    def _lose(self, child: Kept, code: int) -> None:
+    def _lose(self, child: Kept, handle: Handle, code: int) -> None:
         """An exit, verified: what it said last is in the log, perhaps not yet read; whether it was replaced, or the run ended, too."""
         self._drain()
         source = child.spec.source
@@ -246,7 +245,7 @@ class Keeper:
             self.given_up = FENCED if source == SOURCE else self.given_up
             return
         delay = None if code == MISTAKEN or child.leaves else child.restarts.delay_s(self._clock() - child.spawned_at)
-        how = how_it_ended(self._place, child.spec.log_name, code)
+        how = handle.how_it_ended()
         detail = f"it let a boundary's deadline pass, said nothing after it, and was killed: {how}" if child.hangs else how
         logger.warning("policy ended: source=%s epoch=%d detail=%s restart_in_s=%s", source, child.epoch, detail, delay)
         self._say_lost(child, restarting=delay is not None, detail=detail)

@@ -12,35 +12,53 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import bus.die_with_parent
 from bus.log import WHATEVER
-from services.launcher.protocol import Handle, RunPlace, ServiceSpec
+from services.launcher.endings import how_it_ended
+from services.launcher.protocol import RunPlace, ServiceSpec
 
 Command = Callable[[ServiceSpec], Sequence[str]]
 
+_STATE, _GROUP, _SINCE = 0, 2, 19
+"""Fields of /proc/PID/stat behind the process's name."""
+
 
 class LocalLauncher:
-    """Starts services here. Use it from the main thread: services end with the thread that started them."""
+    """Starts services here. Use it from a thread that lives as long as they may, the main one say: they end with it."""
 
-    def __init__(self, place: RunPlace, command: Command | None = None, *, keeps_logs: bool = True) -> None:
-        """`keeps_logs`: what services say goes into the run's folder; else where this process says it."""
+    def __init__(
+        self,
+        place: RunPlace,
+        command: Command | None = None,
+        *,
+        keeps_logs: bool = True,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        folder: Path | None = None,
+    ) -> None:
+        """`keeps_logs`: what services say goes into the run's folder; else where this process says it.
+
+        `environment`: what theirs has besides this process's. `folder`: where they work, if not where this process does.
+        """
         self._place = place
+        self._environment = environment
+        self._folder = folder
         self._keeps_logs = keeps_logs
         self._command = command or self._entry
 
-    def spawn(self, spec: ServiceSpec) -> Handle:
+    def spawn(self, spec: ServiceSpec) -> LocalHandle:
         # The URL may contain a password, which a command line would show to everybody on this machine.
-        environment = os.environ | {"REDIS_URL": self._place.url, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "REDIS_URL": self._place.url, "PYTHONUNBUFFERED": "1", **self._environment}
         with self._log_of(spec) as log:
             process = subprocess.Popen(
                 dying_with_us(self._command(spec)),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self._folder, start_new_session=True,
             )  # fmt: skip
-        return LocalHandle(process)
+        return LocalHandle(process, self._place, spec.log_name)
 
     def _log_of(self, spec: ServiceSpec) -> IO[bytes]:
         if not self._keeps_logs:
@@ -54,21 +72,26 @@ class LocalLauncher:
         chosen = ["--request", str(spec.request)] if spec.request else []
         candidate = ["--candidate"] if spec.candidate else []
         after = ["--after", str(spec.after)] if spec.after != WHATEVER else []
+        token = ["--token", spec.token] if spec.token else []
+        on_cluster = ["--on-cluster", "--device", spec.device] if spec.device is not None else []
         folder = ["--folder", str(self._place.folder)]
         return [
             sys.executable, "-P", "-m", "services.entry", spec.service, "--run", self._place.run, *folder, *name, *chosen, *candidate,
-            *after,
+            *after, *token, *on_cluster,
         ]  # fmt: skip
 
 
 class LocalHandle:
     """A process and its group."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], place: RunPlace, log_name: str) -> None:
         self._process = process
+        self._place = place
+        self._log_name = log_name
 
     @property
     def pid(self) -> int:
+        """Of the process, and of its group."""
         return self._process.pid
 
     def poll(self) -> int | None:
@@ -89,6 +112,13 @@ class LocalHandle:
             os.killpg(self.pid, signal.SIGKILL)
         return True
 
+    def waits_for(self) -> str:
+        return ""
+
+    def how_it_ended(self, where: str = "") -> str:
+        assert self._process.returncode is not None
+        return how_it_ended(self._place, self._log_name, self._process.returncode, where)
+
     def _has_exited(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
@@ -103,12 +133,21 @@ def living_members(group: int) -> list[int]:
     """Processes of a group that have not ended. Reads /proc."""
     members = []
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                # pid (name) state parent group …; the name may contain anything.
-                state, _, its_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-            except OSError:
-                continue  # it has ended meanwhile
-            if int(its_group) == group and state not in "ZX":
-                members.append(int(folder.name))
+        fields = _stat(folder) if folder.name.isdecimal() else []
+        if fields and int(fields[_GROUP]) == group and fields[_STATE] not in "ZX":
+            members.append(int(folder.name))
     return members
+
+
+def started_at(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None: there is none of this number."""
+    fields = _stat(Path("/proc") / str(pid))
+    return int(fields[_SINCE]) if fields else None
+
+
+def _stat(folder: Path) -> list[str]:
+    """What the kernel says of a process behind its name, which may contain anything; empty: it has ended meanwhile."""
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -11,8 +11,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,12 @@ from bus.server import named_server, server
 from services.config import RunConfig
 from services.config_file import overridden
 from services.entry import code_of
-from services.launcher.engine_check import check_engine
-from services.launcher.fitting import check_here, copies_instead
+from services.launcher.fitting import copies_instead
 from services.launcher.folders import SERVER, SUMMARY, named_by, write_info
 from services.launcher.interrupts import Interrupts
 from services.launcher.lock import RunLock
 from services.launcher.past import Past
-from services.launcher.protocol import RunPlace
+from services.launcher.protocol import Launcher, RunPlace, Site
 from services.launcher.put_back import put_payloads_back
 from services.launcher.reconcile import reconcile
 from services.launcher.run import RunResult, Screen, Summarise, drive, finish_recording, refuse_known_run
@@ -67,7 +66,7 @@ class Resuming:
 
     redis: str | None
     settings: Sequence[str]
-    in_process: bool
+    site: Site
     screen: Screen
     summarise: Summarise
     is_new: bool = False
@@ -87,7 +86,7 @@ def find_folder(named: str, runs: Path) -> Path:
 def resume(folder: Path, asked: Resuming) -> RunResult:
     """Goes on with the run in `folder`. Raises ConfigError, LogError, ServerError before anything was started."""
     check_local(asked.settings)
-    with Interrupts() as interrupts, RunLock(folder):
+    with Interrupts() as interrupts, asked.site, RunLock(folder):
         run = _run_of(folder)
         named = None if asked.redis == EMBEDDED else named_server(asked.redis, os.environ, named_by(folder))
         _wait_for_leaving_server(folder)
@@ -100,11 +99,23 @@ def resume(folder: Path, asked: Resuming) -> RunResult:
             except BaseException:
                 asked.screen.end()
                 raise
-            with RedisLog.open(url, run) as log:
+            with launching(place, past, config, asked) as launcher, RedisLog.open(url, run) as log:
                 return drive(
-                    log, place, past.plan, config, asked.screen, interrupts, asked.summarise,
-                    in_process=asked.in_process, position=past.position, roster=past.roster,
+                    log, place, past.plan, config, asked.screen, interrupts, asked.summarise, asked.site, launcher,
+                    position=past.position, roster=past.roster,
                 )  # fmt: skip
+
+
+@contextmanager
+def launching(place: RunPlace, past: Past, config: RunConfig, asked: Resuming) -> Iterator[Launcher]:
+    """The launcher of the run's services. Raises ConfigError when there is no place for them."""
+    with ExitStack() as stack:
+        try:
+            launcher = stack.enter_context(asked.site.launching(place, past.plan, config, asked.screen.say))
+        except BaseException:
+            asked.screen.end()
+            raise
+        yield launcher
 
 
 def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past, RunConfig]:
@@ -121,7 +132,7 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     refuse_without_checkpoint(past, place.folder)
     config = _settle(place, past, named, asked)
     with RedisLog.open(place.url, place.run) as log:
-        _put_back(log, place, past, config, asked.screen)
+        _put_back(log, place, past, config, asked.screen, elsewhere=asked.site.multi_machine)
         say_lost(log, past, alive, tells_measures=config.monitor.events)
         say_settings(log, said_anew(past.settings, config, asked.settings))
     return past, config
@@ -228,21 +239,23 @@ def _settle(place: RunPlace, past: Past, named: str | None, asked: Resuming) -> 
     say = asked.screen.say
     settings = merged(settings, copies_instead(overridden(planned, settings, "--set"), folder, say))
     config = overridden(planned, settings, "--set")
-    check_here(past.plan, config, say)
-    check_engine(past.plan, config, say)
+    asked.site.check(past.plan, config, say, goes_on=True)
     write_info(folder, place.run, named, planned.resolved(), settings)
     (folder / SUMMARY).unlink(missing_ok=True)
     return config
 
 
-def _put_back(log: RedisLog, place: RunPlace, past: Past, config: RunConfig, screen: Screen) -> None:
-    """Payloads and weights that the run's services need and that are not where they look for them. Raises ConfigError, LogError."""
+def _put_back(log: RedisLog, place: RunPlace, past: Past, config: RunConfig, screen: Screen, *, elsewhere: bool) -> None:
+    """Payloads and weights that the run's services need and that are not where they look for them. Raises ConfigError, LogError.
+
+    `elsewhere`: the trainer may be on another machine; what was in the memory of one it makes again itself.
+    """
     payloads = put_payloads_back(place.folder, place.url, place.run, past.lives.live(), partial(screen.working, "putting payloads back"))
     if payloads:
         screen.say(f"{payloads} payloads were put back from the recording")
     folder = config.weights.folder or place.folder / "weights"
     needed = past.needed_versions()
-    missing = missing_weights(needed, folder, only_there=past.plan.parent is not None)
+    missing = missing_weights(needed, folder, only_there=past.plan.parent is not None, but_of_machines=elsewhere)
     if not missing:
         return
     names = ", ".join(map(str, missing))
@@ -268,7 +281,7 @@ def _publish_anew(log: RedisLog, past: Past, published: dict[int, WeightsPublish
         facts.append(
             RedoDiverged(version=other.version, recorded_digest=before.digest, redone_digest=other.digest, action=plan.on_redo_diverged)
         )
-        anew = {"revision": before.revision + 1, "transport": "file", "uri": other.uri, "digest": other.digest}
+        anew = {"revision": before.revision + 1, "transport": "file", "uri": other.uri, "digest": other.digest, "machine": ""}
         facts.append(before.model_copy(update={**anew, "num_bytes": other.num_bytes, "seconds": 0.0, "delta": None, "direct": None}))
     # The trainer's facts, said for it: an incarnation of its own, which the trainer that is started then replaces.
     started = ServiceStarted(code=code_of("trainer", plan.policy), host=socket.gethostname(), pid=os.getpid())

@@ -1,7 +1,7 @@
 """`swingshift run` from a configuration to an ended run.
 
-configuration ▸ folder ▸ initial model ▸ server ▸ log with the plan ▸ supervisor ▸ rest of the recording ▸ summary.json
-                        (a run that is resumed: services/launcher/resume.py ─▶ ┘)
+configuration ▸ folder ▸ initial model ▸ server ▸ launcher ▸ log with the plan ▸ supervisor ▸ rest of the recording ▸ summary.json
+                                     (a run that is resumed: services/launcher/resume.py ─▶ ┘)
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,17 +31,14 @@ from bus.server import server
 from services.advice import advice
 from services.config import RunConfig
 from services.data.planning import plan_data
-from services.launcher.engine_check import check_engine
-from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, remove_shm_folder, write_info
-from services.launcher.in_process import ThreadLauncher
+from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, write_info
 from services.launcher.interrupts import Interrupts, StopNow
-from services.launcher.local import LocalLauncher
 from services.launcher.lock import RunLock
 from services.launcher.prepare import WarmStartStep, with_model
-from services.launcher.protocol import Launcher, RunPlace
+from services.launcher.protocol import Launcher, RunPlace, Site
 from services.launcher.supervisor import LOG_LOST, Outcome, Supervisor, services_of
 from services.logs import log_to_file
-from services.plan import plan_run
+from services.plan import config_of, plan_run
 from services.policy.roster import Roster
 
 logger = logging.getLogger(__name__)
@@ -92,19 +89,20 @@ class RunResult:
     whole: bool
 
 
-def plan_in_folder(config: RunConfig, run: str, screen: Screen, *, here: bool) -> tuple[RunPlanned, Path]:
+def plan_in_folder(config: RunConfig, run: str, screen: Screen, site: Site | None) -> tuple[RunPlanned, Path]:
     """Makes the run's folder and the initial model; returns the plan and the folder. Raises ConfigError and leaves nothing then.
 
-    `here`: the services will be started from here.
+    `site`: where the services will be started; None: they are started one by one, by others.
     """
     try:
         data = plan_data(config, screen.reading)
-        first = plan_run(config, run, data=data)  # mistakes are told before the warm start, not after it
-        if here:
-            check_engine(first, config, screen.say)
+        machine = None if site is None else site.machine(config)
+        first = plan_run(config, run, machine, data)  # mistakes are told before the warm start, not after it
+        if site is not None:
+            site.check(first, config, screen.say)
         folder = make_run_folder(config.folder, run)
         try:
-            plan = plan_run(with_model(config, config.folder / MODELS, screen.warm_start), run, data=data)
+            plan = plan_run(with_model(config, config.folder / MODELS, screen.warm_start), run, machine, data)
             record_reward(config.data.reward, folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -126,14 +124,31 @@ def refuse_known_run(url: str | None, run: str) -> None:
     raise ConfigError(f"there is a run {run!r} on that server already: choose another id with --run")
 
 
-def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summarise: Summarise, *, in_process: bool = False) -> RunResult:
+def run(config: RunConfig, run_id: str, named: str | None, screen: Screen, summarise: Summarise, site: Site) -> RunResult:
     """Runs a whole run. `named`: URL of a server, None for an embedded one. Raises ConfigError, ServerError before anything was started."""
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, site:
         refuse_known_run(named, run_id)
-        plan, folder = plan_in_folder(config, run_id, screen, here=True)
-        with RunLock(folder), server(named, folder / SERVER, screen.say) as url, RedisLog.create(url, plan, time.time_ns()) as log:
-            write_info(folder, run_id, named, json.loads(plan.config))
-            return drive(log, RunPlace(url, run_id, folder), plan, config, screen, interrupts, summarise, in_process=in_process)
+        plan, folder = plan_in_folder(config, run_id, screen, site)
+        with unless_launched(folder, screen) as launched, RunLock(folder), server(named, folder / SERVER, screen.say) as url:
+            place = RunPlace(url, run_id, folder)
+            with site.launching(place, plan, config_of(plan), screen.say) as launcher:
+                launched()
+                with RedisLog.create(url, plan, time.time_ns()) as log:
+                    write_info(folder, run_id, named, json.loads(plan.config))
+                    return drive(log, place, plan, config, screen, interrupts, summarise, site, launcher)
+
+
+@contextmanager
+def unless_launched(folder: Path, screen: Screen) -> Iterator[Callable[[], None]]:
+    """Takes a new run's folder away again when the block fails before it says that there is a place for each service."""
+    said: list[bool] = []
+    try:
+        yield lambda: said.append(True)
+    except BaseException:
+        if not said:
+            screen.end()
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def drive(
@@ -144,8 +159,9 @@ def drive(
     screen: Screen,
     interrupts: Interrupts,
     summarise: Summarise,
+    site: Site,
+    launcher: Launcher,
     *,
-    in_process: bool,
     position: int = 0,
     roster: Roster | None = None,
 ) -> RunResult:
@@ -157,15 +173,15 @@ def drive(
     for text in advice(config):
         logger.warning("%s", text)
     screen.begin(plan, place)
-    lost = True
+    lost, has_ended = True, False
     try:
         show_history(place.folder, position, screen)
         log.waiting = partial(say_waiting, screen.say)
-        outcome = supervise(log, place, plan, config, screen, interrupts, in_process=in_process, position=position, roster=roster)
-        lost = outcome.reason == LOG_LOST
+        outcome = supervise(log, place, plan, config, screen, interrupts, launcher, position=position, roster=roster)
+        lost, has_ended = outcome.reason == LOG_LOST, not outcome.can_resume
     finally:
         screen.end(log_lost=lost)
-        remove_shm_folder(place.run)
+        site.clear(place.run, has_ended=has_ended)
     whole = finish_recording(place, 0.0 if lost else PATIENCE_S)
     return RunResult(place.run, place.folder, outcome, write_summary(place.folder, summarise, whole), whole)
 
@@ -194,17 +210,17 @@ def supervise(
     config: RunConfig,
     screen: Screen,
     interrupts: Interrupts,
+    launcher: Launcher,
     *,
-    in_process: bool,
     position: int = 0,
     roster: Roster | None = None,
 ) -> Outcome:
     """Runs the services to their end. A lost log, or an impatient user, is an outcome, too; nobody is left behind."""
-    launcher: Launcher = ThreadLauncher(place) if in_process else LocalLauncher(place)
     history = History(log, place.folder)
     supervisor = Supervisor(
-        place, log, launcher, config.supervisor, screen.take, reader=history, position=position, roster=roster or Roster()
-    )
+        place, log, launcher, config.supervisor, screen.take,
+        say=screen.say, reader=history, position=position, roster=roster or Roster(),
+    )  # fmt: skip
 
     def ask() -> None:
         supervisor.stop_asked = "interrupted"
@@ -275,7 +291,7 @@ def write_summary(folder: Path, summarise: Summarise, whole: bool = True) -> Map
 def plan_only(config: RunConfig, run_id: str, url: str, screen: Screen) -> Path:
     """Makes folder, model and log of a run whose services are started one by one (`swingshift plan`); returns the folder."""
     refuse_known_run(url, run_id)
-    plan, folder = plan_in_folder(config, run_id, screen, here=False)
+    plan, folder = plan_in_folder(config, run_id, screen, None)
     RedisLog.create(url, plan, time.time_ns()).close()
     write_info(folder, run_id, url, json.loads(plan.config))
     return folder

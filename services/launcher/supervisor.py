@@ -10,9 +10,10 @@ Everything happens in the main thread: one append in flight, and processes that 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol
 
@@ -22,15 +23,17 @@ from bus.log import Log
 from services.config import SupervisorConfig
 from services.context import POLICY
 from services.entry import FENCED, MISTAKEN
-from services.launcher.children import Child, how_it_ended
+from services.launcher.children import Child
 from services.launcher.keeper import Keeper
-from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
+from services.launcher.protocol import Handle, Launcher, RunPlace, Say, ServiceSpec
 from services.launcher.restarts import Restarts
+from services.launcher.waits import Waits
 from services.policy.roster import Roster
 
 logger = logging.getLogger(__name__)
 
 SUPERVISOR = Producer("supervisor", 0)
+TOKEN_BYTES = 8
 READ_LIMIT = 512
 BLOCK_MS = 100
 """How long an exit may go unnoticed while the log is silent."""
@@ -80,7 +83,10 @@ class Outcome:
 
 @dataclass
 class Supervisor:
-    """Runs one run. `watch` gets every entry; `clock` is monotonic, in seconds. Within `with`: at its end nobody is left behind."""
+    """Runs one run. `watch` gets every entry; `clock` is monotonic, in seconds; `say` tells the user something.
+
+    Within `with`: at its end nobody is left behind.
+    """
 
     place: RunPlace
     log: Log
@@ -89,6 +95,9 @@ class Supervisor:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], int] = time.time_ns
+    new_token: Callable[[], str] = lambda: secrets.token_hex(TOKEN_BYTES)
+    """What each incarnation is known by: a process on another machine may have the same number as one here."""
+    say: Say = logger.warning
     roster: Roster = field(default_factory=Roster)
     """The policies that the run has had so far."""
     children: dict[str, Child] = field(default_factory=dict)
@@ -107,6 +116,7 @@ class Supervisor:
         self.policies = Keeper(
             self.place, self.launcher, self.config, self.roster, lambda event, cause, _: self._append(event, cause), self._drain, self.clock
         )
+        self._waits = Waits(self.say)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -127,6 +137,7 @@ class Supervisor:
                 time.sleep(GATHER_S)
             self._look_after_children()
             self.policies.look()
+            self._waits.look(self._running(), self.clock())
             self._stop_if_asked()
         if self.ended is None:
             assert self._failure is not None
@@ -169,7 +180,7 @@ class Supervisor:
         event = entry.event
         match event:
             case ServiceStarted():
-                self._attach(entry, event.pid)
+                self._attach(entry, event.token)
             case KillRequested():
                 self._kill(event, entry.position)
             case RunEnded():
@@ -177,10 +188,10 @@ class Supervisor:
             case _:
                 pass
 
-    def _attach(self, entry: Entry, pid: int) -> None:
+    def _attach(self, entry: Entry, token: str) -> None:
         """An incarnation said its first word: is it one of ours?"""
         child = self.children.get(entry.source)
-        if child is not None and child.handle is not None and pid == child.handle.pid:
+        if child is not None and child.handle is not None and token == child.token:
             child.epoch, child.cause = entry.epoch, entry.position
 
     def _kill(self, event: KillRequested, position: int) -> None:
@@ -197,17 +208,21 @@ class Supervisor:
     # --- the services ------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, child: Child) -> None:
-        child.spawned(self.launcher.spawn(child.spec), self.clock())
+        token = self.new_token()
+        child.spawned(self.launcher.spawn(replace(child.spec, token=token)), self.clock(), token)
 
     def _look_after_children(self) -> None:
         for child in self.children.values():
-            code = child.handle.poll() if child.handle is not None else None
-            if code is not None and self.ended is None:
-                self._lose(child, code)
+            handle = child.handle
+            code = handle.poll() if handle is not None else None
+            if handle is not None and code is not None and self.ended is None:
+                self._lose(child, handle, code)
+            elif handle is not None and not child.epoch and handle.waits_for():
+                child.spawned_at = self.clock()  # it does not live yet
             elif child.due_at is not None and child.due_at <= self.clock() and self.ended is None:
                 self._spawn(child)
 
-    def _lose(self, child: Child, code: int) -> None:
+    def _lose(self, child: Child, handle: Handle, code: int) -> None:
         """An exit, verified: which incarnation it was is in the log, perhaps not yet read; whether the run had ended, too."""
         self._drain()
         if self.ended is not None:
@@ -218,7 +233,7 @@ class Supervisor:
             logger.warning("replaced by another incarnation, which is not ours: service=%s", source)
             return
         delay = None if code == MISTAKEN else child.restarts.delay_s(self.clock() - child.spawned_at)
-        detail = how_it_ended(self.place, child.spec.log_name, code)
+        detail = handle.how_it_ended()
         logger.warning("service ended: service=%s epoch=%d detail=%s restart_in_s=%s", source, child.epoch, detail, delay)
         self._append(ServiceLost(service=source, epoch=child.epoch, restarting=delay is not None, detail=detail), child.cause)
         if delay is not None:

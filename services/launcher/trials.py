@@ -14,7 +14,7 @@ from bus.entry import Entry
 from bus.errors import ConfigError
 from bus.events import Event, PolicyAttached, PolicyRefused, PolicyRequested
 from services.config import SupervisorConfig
-from services.launcher.children import Kept, how_it_ended
+from services.launcher.children import Kept
 from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
 from services.policy.core import SOURCE
@@ -97,7 +97,7 @@ class Trials:
             self._drain()
             if not self.ended and self.by_source.get(source) is trial:
                 del self.by_source[source]
-                self._fail(trial, code)
+                self._fail(trial, handle)
 
     def carry_out(self, detach: Callable[[str, int], str], *, may_replace: bool) -> None:
         """Begins what is open, in the order in which it was asked for. `may_replace`: nobody else is on the way to be active.
@@ -146,10 +146,10 @@ class Trials:
             raise ConfigError(f"there is a shadow {label!r} already: choose another label, or let it go with `swingshift policy detach`")
         return label
 
-    def _fail(self, trial: OnTrial, code: int) -> None:
+    def _fail(self, trial: OnTrial, handle: Handle) -> None:
         """Its exit, verified: it had not attached, and will not."""
         told = read_trial(self._place.folder, trial.request)
-        detail = told.detail or trial.late or how_it_ended(self._place, trial.child.spec.log_name, code)
+        detail = told.detail or trial.late or handle.how_it_ended()
         self._refuse(trial.request, trial.asked, told.stage, detail)
         self._forget(trial)
 
@@ -159,14 +159,15 @@ class Trials:
     def _watch(self, trial: OnTrial, handle: Handle) -> None:
         """A candidate that does not get on is killed."""
         now, limit_s = self._clock(), self._config.candidate_s
-        told = read_trial(self._place.folder, trial.request)
-        if told != trial.told:
+        told, waits_for = read_trial(self._place.folder, trial.request), handle.waits_for()
+        if told != trial.told or waits_for:
             trial.told, trial.since = told, now
         stands_still = now - trial.since > limit_s
         if self.ended or trial.late or not (stands_still or now - trial.child.spawned_at > LONGEST_TRIAL * limit_s):
             return
         limit_s = limit_s if stands_still else LONGEST_TRIAL * limit_s
-        trial.late = f"it was not ready within {limit_s:g} s (supervisor.candidate_s), at entry {told.position}, and was killed"
+        how_far = f"for it waited for {waits_for}" if waits_for else f"at entry {told.position}"
+        trial.late = f"it was not ready within {limit_s:g} s (supervisor.candidate_s), {how_far}, and was killed"
         if not handle.kill():
             logger.warning("a candidate hangs and cannot be killed: request=%d; run it without --in-process", trial.request)
 

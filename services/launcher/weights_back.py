@@ -20,8 +20,10 @@ from bus.errors import CheckpointError, ConfigError, SwingshiftError
 from bus.events import BatchFormed, RunPlanned, WeightsPublished
 from bus.payload_recording import PayloadRecording
 from bus.recording import Recording
+from services.devices import as_far_as_here, this_machine
 from services.launcher.child import ChildFailed, run_child, say
 from services.learner.environment import set_threads
+from services.machine import machine_id
 from services.places import checkpoint_folder, published_file
 
 if TYPE_CHECKING:
@@ -45,11 +47,18 @@ class Differing:
     num_bytes: int
 
 
-def missing_weights(publications: Sequence[WeightsPublished], folder: Path, *, only_there: bool) -> list[int]:
-    """Versions whose file is not there. `only_there`: files outside of `folder` are another run's, which may remove them."""
+def missing_weights(
+    publications: Sequence[WeightsPublished], folder: Path, *, only_there: bool, but_of_machines: bool = False
+) -> list[int]:
+    """Versions whose file is not there. `only_there`: files outside of `folder` are another run's, which may remove them.
+
+    `but_of_machines`: what was in the memory of other machines than this one is the trainer's to make again or to share.
+    """
+    here = machine_id()
     return [
         publication.version
         for publication in publications
+        if not (but_of_machines and publication.machine not in ("", here))
         if not (path := published_file(publication.uri, folder)).is_file() or (only_there and path.parent != folder.absolute())
     ]
 
@@ -82,7 +91,7 @@ def main(arguments: list[str]) -> None:
     with Recording.open(Path(folder)) as recording:
         plan = recording.entry(1).event
     # Before torch is loaded, which reads it once.
-    set_threads(plan.devices.get("trainer", "") if isinstance(plan, RunPlanned) else "")
+    set_threads(as_far_as_here(plan.devices.get("trainer", ""), this_machine()) if isinstance(plan, RunPlanned) else "")
     Remake(Path(folder), Path(weights), model, [int(name) for name in names]).run()
 
 

@@ -29,6 +29,7 @@ from bus.events import (
     StopRequested,
     SwitchDone,
     SwitchRejected,
+    WeightsShared,
 )
 from services.monitor.last_words import last_words
 from services.monitor.policy_history import Chosen
@@ -112,6 +113,8 @@ def _about_run(entry: Entry) -> str | None:
             what = "in part" if event.partial else "done"
             reward = event.metrics.get("eval/mean_reward")
             return f"evaluation of version {event.version} {what}: {'no score' if reward is None else f'mean reward {reward:.3f}'}"
+        case WeightsShared() as event:
+            return f"weights {event.version} were put into the shared folder, for replicas on other machines"
         case PromptsExhausted() as event:
             return f"all {event.num_prompts} prompts were started"
         case StopRequested() as event:

@@ -65,6 +65,8 @@ class Situation:
     rollouter: RollouterCore = field(default_factory=RollouterCore)
     controller: ControllerCore = field(default_factory=ControllerCore)
     services: dict[str, ServiceState] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Service -> name of the machine of its newest incarnation, of those that say it."""
     newest: dict[str, Entry] = field(default_factory=dict)
     """Kind -> its newest entry."""
     newest_of: dict[tuple[str, str], Entry] = field(default_factory=dict)
@@ -158,7 +160,9 @@ def _note(found: Situation, entry: Entry) -> None:
 
 def _note_service(found: Situation, entry: Entry) -> None:
     match entry.event:
-        case ServiceStarted() | PolicyAttached():
+        case ServiceStarted() | PolicyAttached() as event:
+            if isinstance(event, ServiceStarted):
+                found.hosts[entry.source] = event.host
             found.services[entry.source] = ServiceState(entry.epoch, "started", entry)
         case ServiceStopped() | PolicyDetached() as event:
             found.services[entry.source] = ServiceState(entry.epoch, "stopped", entry, event.reason)
