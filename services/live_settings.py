@@ -113,6 +113,7 @@ FIXED: Mapping[str, str] = {
     "replicas": "the plan names every replica, with its devices",
     "policy": "a policy begins with its settings; `swingshift policy swap` puts another in its place",
     "devices": "services are bound to their devices when they start",
+    "cluster": "what services take is reserved when the run is started; it can change with `swingshift run --resume RUN --set`",
     "weights": "trainer and replicas agree on it when they start",
     "redis.url": "it is where the run is",
     "redis.ca_file": "it belongs to this machine; it can change with `swingshift run --resume RUN --set`",

@@ -38,6 +38,8 @@ class ThreeNodes:
         self.address = ""
         self._unlike: set[str] = set()
         """Nodes that were started with arguments of their own."""
+        self._removed: set[str] = set()
+        """Ids of nodes that the cluster may still believe in."""
         self._replacements = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -68,12 +70,16 @@ class ThreeNodes:
     def remove(self, name: str) -> str:
         """Kills a node at once; returns the id that it had. The cluster notices after about two seconds."""
         self._ask(do="remove", name=name)
-        return self.ids.pop(name)
+        return self._gone(name)
 
     def kill_raylet(self, name: str) -> str:
         """Kills only the process that manages a node; the node counts as removed."""
         self._ask(do="kill_raylet", name=name)
         self._ask(do="remove", name=name)
+        return self._gone(name)
+
+    def _gone(self, name: str) -> str:
+        self._removed.add(self.ids[name])
         return self.ids.pop(name)
 
     def freeze(self, name: str) -> str:
@@ -99,7 +105,7 @@ class ThreeNodes:
         return {name.rpartition(":")[0]: node for name, node in named.items()}
 
     def restore(self) -> None:
-        """The three nodes and no others."""
+        """The three nodes and no others, as the cluster knows it, too: nothing is put on one that it still believes in."""
         extra = [name for name in self.ids if name not in NODES or name in self._unlike]
         for name in extra:
             self.remove(name)
@@ -107,6 +113,11 @@ class ThreeNodes:
         for name in NODES:
             if name not in self.ids:
                 self.add(name)
+        give_up = time.monotonic() + PATIENCE_S
+        while not self._removed <= self.dead():
+            assert time.monotonic() < give_up, f"the cluster still believes in {self._removed - self.dead()}"
+            time.sleep(0.1)
+        self._removed.clear()
 
     def _ask(self, **request: object) -> dict[str, str]:
         process = self._process

@@ -144,7 +144,8 @@ def dry_run_command(file: Path, settings: Sequence[str], run_id: str | None, whe
             Console().print(plan_table(plan, machine))
             if placed := site.preview(plan, config):
                 Console().print(placement_table(placed))
-            site.check(plan, config, screen.say)
+                # Only of a cluster: what a run on one machine comes to may be looked at where its engine is not.
+                site.check(plan, config, screen.say)
         show_advice(config)
 
 

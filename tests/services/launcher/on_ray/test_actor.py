@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -18,12 +19,14 @@ from services.launcher.on_ray.orders import Begun, Left, Order, Remains, Where
 from services.launcher.on_ray.remains import TOKEN_VARIABLE, living_remains, sweep
 from services.launcher.protocol import RunPlace, ServiceSpec
 
+TOKEN = uuid4().hex
+"""Nobody else's on this machine."""
 WHERE = Where(node="0123456789ab", host="host17", address="10.0.0.17", gpus=())
 
 
 def order(folder: Path, command: list[str], **environment: str) -> Order:
     orders = Orders(RunPlace("redis://host", "r1", folder), folder, lambda _: command)
-    return orders.order(ServiceSpec("trainer", token="t1"), WHERE, (), environment)
+    return orders.order(ServiceSpec("trainer", token=TOKEN), WHERE, (), environment)
 
 
 def remains(text: str) -> list[int]:
@@ -32,8 +35,8 @@ def remains(text: str) -> list[int]:
 
 @pytest.fixture
 def left_behind() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends when it is killed, in a group of its own, of an incarnation whose token is t1."""
-    environment = {**os.environ, TOKEN_VARIABLE: "t1"}
+    """A process that ends when it is killed, in a group of its own, of an incarnation whose token is TOKEN."""
+    environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
     with subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True) as process:
         yield process
         process.kill()
@@ -50,7 +53,7 @@ def test_a_service_works_where_its_driver_does_and_finds_the_code_that_its_actor
     while handle.poll() is None:
         time.sleep(0.01)
     where, words, path = (tmp_path / "logs" / "trainer.log").read_text().splitlines()
-    assert (where, words) == (str(tmp_path), "t1 here")
+    assert (where, words) == (str(tmp_path), f"{TOKEN} here")
     assert path.split(":")[0] == str(Path(bus.__file__).parents[1])
 
 
@@ -74,7 +77,7 @@ def test_a_search_path_of_ones_own_stays_behind_the_codes(tmp_path: Path, monkey
 
 
 def test_what_is_left_is_found_by_its_group_and_by_its_token(left_behind: subprocess.Popen[bytes]) -> None:
-    assert living_remains(Remains(token="t1", begun=None)) == [left_behind.pid]
+    assert living_remains(Remains(token=TOKEN, begun=None)) == [left_behind.pid]
     assert living_remains(Remains(token="another", begun=begun(left_behind))) == [left_behind.pid]
     assert living_remains(Remains(token="another", begun=None)) == []
 
@@ -85,7 +88,7 @@ def test_a_process_that_has_got_the_number_of_one_that_ended_is_left_alone(left_
 
 
 def test_a_sweep_kills_what_is_left_and_says_that_nobody_is(left_behind: subprocess.Popen[bytes]) -> None:
-    wanted = Remains(token="t1", begun=begun(left_behind)).model_dump_json()
+    wanted = Remains(token=TOKEN, begun=begun(left_behind)).model_dump_json()
     assert remains(sweep(wanted)) == []
     assert living_members(left_behind.pid) == []
     assert remains(sweep(wanted)) == []
