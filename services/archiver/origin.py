@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from hashlib import blake2b
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +29,7 @@ from services.config import BUILTIN, SCRIPTED
 from services.engines.vllm_installed import PACKAGES as VLLM_PACKAGES
 from services.engines.vllm_installed import installed_vllm
 from services.entry import SERVICES, code_of
+from services.packages import version_of
 from services.plan import config_of
 
 logger = logging.getLogger(__name__)
@@ -166,19 +166,12 @@ def _file_of(named: str) -> Path | None:
 
 def versions(plan: RunPlanned) -> dict[str, object]:
     """What the run's services are made of, as far as it is installed here."""
-    installed = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    installed = {name: found for name in PACKAGES if (found := version_of(name))}
     decides = {service: code_of(service, plan.policy, plan.policy_source) for service in SERVICES}
     return {
         "python": platform.python_version(), "platform": platform.platform(), "packages": installed, "code": decides,
         "policy": plan.policy, "reward": config_of(plan).data.reward,
     }  # fmt: skip
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _copy(source: Path, to: Path) -> None:

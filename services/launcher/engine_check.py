@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bus.errors import ConfigError
 from bus.events import RunPlanned
 from services.config import RunConfig
 from services.devices import REPLICA
 from services.engines.vllm_installed import KNOWN_VERSION, usable_vllm
 from services.launcher.child import ChildFailed, run_child
+from services.launcher.protocol import Say
 
-Say = Callable[[str], None]
 PROBE = "services.engines.vllm_probe"
 
 

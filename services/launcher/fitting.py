@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from bus.errors import ConfigError
@@ -12,12 +11,11 @@ from services.archiver.origin import CODE, INITIAL, WEIGHTS
 from services.config import SCRIPTED, RunConfig
 from services.data.planning import REWARD_DIGEST, reward_spec
 from services.devices import cores_of, is_cuda
+from services.launcher.protocol import Say
 from services.learner.environment import differences
 from services.local_settings import UNPINNED
 from services.prompts import check_unchanged
 from services.reward_functions import reward_digest
-
-Say = Callable[[str], None]
 
 
 def copies_instead(config: RunConfig, folder: Path, say: Say) -> list[str]:

@@ -13,7 +13,6 @@ What is not gone on with is kept: the server's under `log:ITS-IDENTITY`, the rec
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,11 @@ from bus.redis_blobs import RedisBlobs
 from bus.restoring import newest_rows, restore
 from bus.run_recorder import RunRecorder
 from bus.stream import chain_of, position_of, row_of
+from services.launcher.protocol import Say
 
 logger = logging.getLogger(__name__)
 
 READ_LIMIT = 1000
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from services.launcher.on_ray.orders import label_of
 from services.launcher.on_ray.placement import Node
+from services.launcher.protocol import Say
 
-Say = Callable[[str], None]
 Question = Callable[[str], str]
 
 TOLD_AFTER_S = 2.0

@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from bus.errors import ConfigError
-
-Say = Callable[[str], None]
+from services.launcher.protocol import Say
 
 NAMESPACE = "swingshift"
 KNOWN_RAY = "2.60.0"

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from services.config import RunConfig
 from services.devices import memory_share, visible_gpus
 from services.engines.gpu_memory import GIB, GpuMemory
+from services.launcher.on_ray.placement import TRAINER
 
 LOOK_S = 20.0
 TOLERATED_BYTES = GIB
 """On each GPU, of others: a display, a monitor's context."""
-TRAINER = "trainer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bus.errors import ConfigError
@@ -16,10 +16,10 @@ from services.launcher.on_ray.asking import alive_nodes, collect
 from services.launcher.on_ray.gpus import LOOK_S, complaint, look, read
 from services.launcher.on_ray.placement import GPU, Bundle, Node, Placement
 from services.launcher.on_ray.room import missing
+from services.launcher.protocol import Say
 
 logger = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
 
 POLL_S = 0.2
 TOLD_AFTER_S = 2.0

@@ -12,7 +12,6 @@ import platform
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -26,7 +25,7 @@ from services.devices import DECIDERS, REPLICA
 from services.engines.vllm_installed import installed_vllm, problem_of, problem_on
 from services.launcher.protocol import RunPlace
 from services.local_settings import local_settings
-from services.machine import SHARED_MEMORY, machine_id
+from services.packages import version_of
 
 FOLDER, LOGS, WEIGHTS, MODEL, DATA, REWARD, SERVER, PACKAGES, VLLM = (
     "folder", "logs", "weights", "model", "data", "reward", "server", "packages", "vllm",
@@ -71,10 +70,7 @@ class Found(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     host: str
-    machine: str
-    python: str
     versions: dict[str, str]
-    shm_bytes: int
     problems: dict[str, str]
 
 
@@ -109,7 +105,7 @@ def differences(found: Mapping[str, Found], here: Mapping[str, str]) -> list[str
 
 def versions_here() -> dict[str, str]:
     """Package -> its version in this process's environment."""
-    return {package: version for package in COMPARED if (version := _version(package))}
+    return {package: version for package in COMPARED if (version := version_of(package))}
 
 
 @contextmanager
@@ -171,7 +167,6 @@ def look(text: str) -> str:
 
 def look_here(asked: Asked) -> Found:
     """What this machine has."""
-    memory = os.statvfs(SHARED_MEMORY)
     wrong = {
         FOLDER: _folder(asked),
         LOGS: _writable(asked.folder),
@@ -185,10 +180,7 @@ def look_here(asked: Asked) -> Found:
     }
     return Found(
         host=platform.node(),
-        machine=machine_id(),
-        python=platform.python_version(),
-        versions={package: _version(package) for package in asked.packages},
-        shm_bytes=memory.f_bavail * memory.f_frsize,
+        versions={package: version_of(package) for package in asked.packages},
         problems={need: words for need, words in wrong.items() if words},
     )
 
@@ -250,7 +242,7 @@ def _server(asked: Asked) -> str:
 
 
 def _packages(packages: Sequence[str]) -> str:
-    missing = [package for package in packages if not _version(package)]
+    missing = [package for package in packages if not version_of(package)]
     return (
         f"{', '.join(missing)} is not installed there: install requirements.lock on the node, or set cluster.runtime_env to {{pip: …}}"
         if missing
@@ -264,13 +256,6 @@ def _vllm(asked: Asked) -> str:
     found = installed_vllm()
     problem = problem_of(found) or (problem_on(found, "cuda:0" if asked.gpus else "") if found is not None else "")
     return f"rollout.engine is vllm, and {problem}" if problem else ""
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _user() -> str:

@@ -31,7 +31,7 @@ def question(folder: Path, **facts: object) -> Asked:
 
 
 def found(**problems: str) -> Found:
-    return Found(host="n", machine="m", python="3.11.0", versions={"torch": "2.13.0"}, shm_bytes=1 << 30, problems=problems)
+    return Found(host="n", versions={"torch": "2.13.0"}, problems=problems)
 
 
 def test_a_node_that_has_all_has_no_problems(tmp_path: Path) -> None:
