@@ -16,13 +16,19 @@ TOKEN_VARIABLE = "SWINGSHIFT_TOKEN"
 SWEEP_S = 5.0
 """How long one sweep waits for what it has killed to be gone."""
 POLL_S = 0.02
+EMPTY_LOOKS = 2
+"""In a row that must find nobody: who is just becoming another program (exec) has no environment for a moment."""
 
 
 def sweep(remains: str) -> str:
     """Kills what is left, and says what then still lives. Runs on the service's node."""
     wanted = Remains.model_validate_json(remains)
     give_up = time.monotonic() + SWEEP_S
-    while (living := living_remains(wanted)) and time.monotonic() < give_up:
+    looks = 0
+    living: list[int] = []
+    while looks < EMPTY_LOOKS and time.monotonic() < give_up:
+        living = living_remains(wanted)
+        looks = 0 if living else looks + 1
         for pid in living:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

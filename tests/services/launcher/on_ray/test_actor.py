@@ -38,6 +38,9 @@ def left_behind() -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends when it is killed, in a group of its own, of an incarnation whose token is TOKEN."""
     environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
     with subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True) as process:
+        # While it becomes `sleep` it has none for a moment, and Popen waits only for that to begin.
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.001)
         yield process
         process.kill()
 
