@@ -13,13 +13,15 @@ from typing import cast
 
 from bus.entry import Entry, Producer
 from bus.errors import ConfigError
-from bus.events import PolicyAttached, RunEnded, RunPlanned, SettingChanged, Value
-from bus.settings import Settings
+from bus.events import Deadlines, PolicyAttached, RunEnded, RunPlanned, SettingChanged, Value
+from bus.settings import DEADLINES, Settings
 from services.config import RunConfig
 from services.config_file import all_settings, make_config, parse_value
 from services.live_settings import LIVE, key_of, reason_against
 from services.local_settings import with_local_settings
-from services.plan import check_evaluation, check_update_mode, check_version_lag, config_of
+from services.plan_checks import check_evaluation, check_update_mode, check_version_lag
+from services.planned import config_of
+from services.resolving import CLUSTER_KILL_S
 
 KINDS = tuple(event.kind for event in (RunPlanned, SettingChanged, PolicyAttached, RunEnded))
 """All that `SettingsNow` looks at."""
@@ -144,6 +146,17 @@ def said_anew(settings: Settings, config: RunConfig, assignments: Sequence[str])
     keys = [assignment.partition("=")[0].strip() for assignment in assignments]
     changes = [Change(key, settings.changed[LIVE[key].name], value_of(config, key)) for key in keys if _was_changed(settings, key)]
     return [change.event() for change in changes if change.value != change.before]
+
+
+def raised_for_cluster(settings: Settings) -> list[SettingChanged]:
+    """Of a run that was planned for one machine and goes on on a cluster: that a node is gone is heard late there.
+
+    Nothing when the user has set it, as far as that can be told: to another value than it is by itself, or on the live run.
+    """
+    plan, name = settings.plan, f"{DEADLINES}kill_s"
+    assert plan is not None
+    is_set = plan.deadlines.kill_s != Deadlines().kill_s or name in settings.changed
+    return [] if is_set else [SettingChanged(name=name, value=CLUSTER_KILL_S)]
 
 
 def _was_changed(settings: Settings, key: str) -> bool:

@@ -69,7 +69,7 @@ def _add_run(app: typer.Typer, replay: Replay) -> None:
             assert resume is not None
             resume_command(resume, runs, settings, redis, from_step, run_id, check, where)
         elif dry_run:
-            dry_run_command(config, settings, run_id, where)
+            dry_run_command(config, settings, redis, run_id, where)
         else:
             run_command(config, settings, redis, run_id, check, where)
 

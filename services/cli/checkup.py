@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.connection import ANSWER_S, Connection, check_server, without_password
+from bus.connection import Connection
 from bus.embedded import find_binary, program_version
 from bus.errors import LogUnavailable, SwingshiftError
 from bus.server import named_server
+from bus.server_checks import check_server
+from bus.wire import ANSWER_S, without_password
 from services.config import RunConfig
 from services.devices import this_machine
 from services.engines.vllm_installed import installed_vllm, problem_of

@@ -26,10 +26,10 @@ from services.launcher.folders import FoundRun
 from services.monitor.elapsed import clock_text
 from services.monitor.findings import GONE, problems_of
 from services.monitor.last_words import ended_words
-from services.monitor.shell import read_all
+from services.monitor.reading import read_all
 from services.monitor.situation import Situation, situation_of
 from services.monitor.waits import Due, Wait, deadlines, waits
-from services.plan import config_of
+from services.planned import config_of
 
 MOST_DEADLINES = 8
 NARROW = 100

@@ -17,7 +17,7 @@ from services.cli.mistakes import mistakes_explained
 from services.cli.source import find, open_source
 from services.config import SCRIPTED
 from services.launcher.folders import FoundRun
-from services.plan import config_of
+from services.planned import config_of
 from services.trainer.versions import KINDS, VersionPlaces, versions_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from pathlib import Path
 import typer
 
 from bus.alive import living_epochs
-from bus.connection import Connection, without_password
+from bus.connection import Connection
 from bus.embedded import folder_url
 from bus.errors import ConfigError, SwingshiftError
 from bus.server import named_server
+from bus.wire import without_password
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.launcher.folders import SERVER
 

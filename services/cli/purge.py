@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import typer
 
-from bus.connection import Connection, without_password
+from bus.connection import Connection
 from bus.errors import ConfigError, LogMissing
 from bus.runs import living_services, purge, run_keys
+from bus.wire import without_password
 from services.cli.mistakes import FAILED, mistakes_explained
 from services.cli.source import find
 from services.launcher.folders import remove_shm_folder
+from services.telling import Telling
 
 SAY_EVERY_S = 2.0
 
@@ -60,9 +61,8 @@ class _Progress:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._said = time.monotonic()
+        self._telling = Telling(SAY_EVERY_S, SAY_EVERY_S)
 
     def say(self, deleted: int) -> None:
-        if time.monotonic() - self._said >= SAY_EVERY_S:
-            self._said = time.monotonic()
+        if self._telling.is_due():
             typer.echo(f"deleted {deleted} of {self._total} keys", err=True)

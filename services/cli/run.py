@@ -21,13 +21,14 @@ from services.config import RunConfig
 from services.config_file import load_config
 from services.data.planning import plan_data
 from services.devices import Machine
-from services.launcher.folders import new_run_id
+from services.launcher.folders import new_run_id, refuse_known_folder
 from services.launcher.here import LocalSite, ThreadSite
 from services.launcher.interrupts import StopNow
 from services.launcher.protocol import Say, Site
-from services.launcher.run import RunResult, run
+from services.launcher.run import RunResult, refuse_known_run, run
 from services.local_settings import check_local
-from services.plan import config_of, plan_run
+from services.plan import plan_run
+from services.planned import config_of
 
 Replay = Callable[[Sequence[str]], int]
 LOCAL, RAY = "local", "ray"
@@ -52,13 +53,13 @@ class Where:
         if self.on != RAY and self.address is not None:
             raise ConfigError(f"--address {self.address} is that of a Ray cluster: add {OPTION} {RAY}, or leave it out")
 
-    def site(self, say: Say) -> Site:
-        """Raises ConfigError where there is no Ray."""
+    def site(self, say: Say, server: str | None = None) -> Site:
+        """`server`: URL of the one that a new run is to be on, if it is named. Raises ConfigError where there is no Ray."""
         self.check()
         if self.on == RAY:
             from services.launcher.on_ray.site import RaySite
 
-            return RaySite(self.address, os.environ, say)
+            return RaySite(self.address, os.environ, say, server)
         return ThreadSite() if self.in_process else LocalSite()
 
 
@@ -68,11 +69,12 @@ def run_command(file: Path, settings: Sequence[str], redis: str | None, run_id: 
 
     with mistakes_explained():
         screen = TerminalScreen()
-        site = where.site(screen.say)
+        where.check()
         config = load_config(file, settings)
         show_advice(config)
         new_id = run_id or _new_id(config, file)
         url = _server(config, redis)
+        site = where.site(screen.say, url)
         result = _uninterrupted(lambda: run(config, new_id, url, screen, summarise, site))
     _finish(result, replay)
 
@@ -129,18 +131,24 @@ def _finish(result: RunResult, replay: Replay | None) -> None:
     raise typer.Exit(0 if result.outcome.in_order and result.whole and verified else FAILED)
 
 
-def dry_run_command(file: Path, settings: Sequence[str], run_id: str | None, where: Where) -> None:
+def dry_run_command(file: Path, settings: Sequence[str], redis: str | None, run_id: str | None, where: Where) -> None:
     """Shows the plan, and makes nothing."""
     with mistakes_explained():
         screen = TerminalScreen()
-        with where.site(screen.say) as site:
-            config = load_config(file, settings)
+        where.check()
+        config = load_config(file, settings)
+        new_id = run_id or _new_id(config, file)
+        refuse_known_folder(config.folder, new_id)
+        # On one machine nobody needs the server for a plan.
+        url = _server(config, redis) if where.on == RAY else None
+        refuse_known_run(url, new_id)
+        with where.site(screen.say, url) as site:
             try:
                 data = plan_data(config, screen.reading)
             finally:
                 screen.end()
             machine = site.machine(config)
-            plan = plan_run(config, run_id or _new_id(config, file), machine, data)
+            plan = plan_run(config, new_id, machine, data)
             Console().print(plan_table(plan, machine))
             if placed := site.preview(plan, config):
                 Console().print(placement_table(placed))

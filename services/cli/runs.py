@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bus.connection import Connection, without_password
+from bus.connection import Connection
 from bus.runs import list_runs
 from bus.server import named_server
+from bus.wire import without_password
 from services.cli.mistakes import mistakes_explained
 from services.launcher.folders import SUMMARY, FoundRun, known_runs
 

@@ -14,7 +14,7 @@ from bus.entry import Entry
 from bus.events import RunPlanned
 from services.launcher.prepare import WarmStartStep
 from services.launcher.protocol import RunPlace
-from services.plan import config_of
+from services.planned import config_of
 
 if TYPE_CHECKING:
     from services.monitor.reporter import Reporting

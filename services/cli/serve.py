@@ -15,6 +15,8 @@ from bus.server import named_server
 from services.cli.mistakes import mistakes_explained
 from services.entry import SERVICES, run_service
 from services.launcher.folders import SERVER
+from services.launcher.protocol import RunPlace, ServiceSpec
+from services.telling import Telling
 
 MONITOR = "monitor"
 POLL_S = 0.5
@@ -36,23 +38,20 @@ def serve_command(service: str, run: str, redis: str | None, name: str | None, r
 
             watch(url, run, folder)
             return
-        code = run_service(service, url, run, folder, name, supervised=False)
+        code = run_service(RunPlace(url, run, folder), ServiceSpec(service, name or ""), supervised=False)
     raise typer.Exit(code)
 
 
 def wait_for_log(url: str, run: str, wait_s: float) -> None:
     """Returns once the log is there. Raises LogMissing or ServerAbsent when it is not in time, ServerError when waiting is no use."""
-    began = time.monotonic()
-    said = began - SAY_EVERY_S
+    telling = Telling(0.0, SAY_EVERY_S)
     while True:
         try:
             RedisLog.open(url, run, patience_s=POLL_S).close()
             return
         except (LogMissing, ServerAbsent, LogUnavailable) as error:
-            now = time.monotonic()
-            if now - began >= wait_s:
+            if telling.waited_s >= wait_s:
                 raise type(error)(f"{error} (waited {wait_s:g} s; `swingshift plan` makes the log)") from error
-            if now - said >= SAY_EVERY_S:
-                typer.echo(f"waiting for run {run}, at most {wait_s - (now - began):.0f} s more: {error}", err=True)
-                said = now
+            if telling.is_due():
+                typer.echo(f"waiting for run {run}, at most {wait_s - telling.waited_s:.0f} s more: {error}", err=True)
         time.sleep(POLL_S)

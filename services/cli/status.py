@@ -31,7 +31,7 @@ from services.cli.mistakes import mistakes_explained
 from services.cli.source import Source, cut_off, find, open_source
 from services.launcher.folders import FoundRun
 from services.monitor.last_words import ended_words
-from services.monitor.shell import read_all
+from services.monitor.reading import read_all
 from services.setting_changes import shown
 
 REWARD = "rollout/mean_reward"

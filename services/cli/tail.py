@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from bus.fields import fields_text
 from policies.registry import nearest
 from services.cli.mistakes import mistakes_explained
 from services.cli.source import Source, find, open_source
+from services.monitor.reading import follow as following
 
 READ_LIMIT = 512
-BLOCK_MS = 1000
 
 
 def tail_command(named: str, redis: str | None, runs: Path, kinds: list[str], number: int, *, follow: bool) -> None:
@@ -50,23 +49,12 @@ def _newest(source: Source, kinds: list[str], number: int) -> list[Entry]:
 
 
 def _follow(source: Source, kinds: list[str]) -> None:
-    for entry in _new(source):
+    """Entries as they come, until the run has ended; also when it had ended before."""
+    last = source.last_position()
+    ended = any(isinstance(entry.event, RunEnded) for entry in source.read(max(0, last - READ_LIMIT), READ_LIMIT))
+    for entry in following(source, last, ended=ended):
         if not kinds or entry.event.kind in kinds:
             _show(entry)
-
-
-def _new(source: Source) -> Iterator[Entry]:
-    """Entries as they come, until the run has ended; also when it had ended before."""
-    position = source.last_position()
-    ended = any(isinstance(entry.event, RunEnded) for entry in source.read(max(0, position - READ_LIMIT), READ_LIMIT))
-    while True:
-        entries = source.read(position, READ_LIMIT, 0 if ended else BLOCK_MS)
-        if ended and not entries:
-            return
-        for entry in entries:
-            position = entry.position
-            ended = ended or isinstance(entry.event, RunEnded)
-            yield entry
 
 
 def _show(entry: Entry) -> None:

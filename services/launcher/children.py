@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 from services.launcher.protocol import Handle, ServiceSpec
 from services.launcher.restarts import Restarts
+
+TOKEN_BYTES = 8
+
+
+def new_token() -> str:
+    """What an incarnation is known by: a process on another machine may have the same number as one here."""
+    return secrets.token_hex(TOKEN_BYTES)
 
 
 @dataclass

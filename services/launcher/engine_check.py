@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bus.errors import ConfigError
 from bus.events import RunPlanned
+from bus.sources import REPLICA_PREFIX
 from services.config import RunConfig
-from services.devices import REPLICA
 from services.engines.vllm_installed import KNOWN_VERSION, usable_vllm
 from services.launcher.child import ChildFailed, run_child
 from services.launcher.protocol import Say
@@ -17,7 +17,7 @@ def check_engine(plan: RunPlanned, config: RunConfig, say: Say) -> None:
     """Raises ConfigError if the engine is vLLM and the one that is here cannot be it."""
     if config.rollout.engine != "vllm":
         return
-    found = usable_vllm(plan.devices.get(f"{REPLICA}{name}", "") for name in (*plan.standalone, *plan.hybrid))
+    found = usable_vllm(plan.devices.get(f"{REPLICA_PREFIX}{name}", "") for name in (*plan.standalone, *plan.hybrid))
     if not found.is_known:
         say(f"vLLM {found} was not tried, {KNOWN_VERSION} was: asking it for what replicas need")
         if lack := probed():

@@ -47,13 +47,21 @@ def new_run_id(root: Path, name: str, stamp: str) -> str:
     return next(run for run in candidates if not (root / run).exists())
 
 
+def refuse_known_folder(root: Path, run: str) -> Path:
+    """The folder that a new run would get. Raises ConfigError when its id is in use, or is none."""
+    folder = (root / check_run_id(run)).absolute()
+    if os.path.lexists(folder):
+        raise ConfigError(f"there is a run {run!r} in {root} already: choose another id with --run, or remove {folder}")
+    return folder
+
+
 def make_run_folder(root: Path, run: str) -> Path:
     """A new folder for a run. Raises ConfigError when its id is in use."""
-    folder = (root / check_run_id(run)).absolute()
+    folder = refuse_known_folder(root, run)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"there is a run {run!r} in {root} already: choose another id with --run, or remove {folder}") from None
+        raise ConfigError(f"{folder} was just made by somebody else: choose another id with --run") from None
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}; name another place with --set folder=DIR") from error
     return folder

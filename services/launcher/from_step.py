@@ -27,13 +27,13 @@ from bus.payload_recording import FILE_NAME, PayloadRecorder, PayloadRecording
 from bus.recorder import Recorder
 from bus.recording import Recording, Row
 from bus.run_recorder import payload_of
-from services.launcher.folders import CODE, make_run_folder, named_by, write_info
+from services.launcher.folders import CODE, make_run_folder, named_by, refuse_known_folder, write_info
 from services.launcher.past import Past
 from services.launcher.run import Screen
 from services.launcher.valid import newest_saved, offered_steps, whole_checkpoint
 from services.local_settings import local_settings
 from services.places import CHECKPOINTS
-from services.plan import config_of
+from services.planned import config_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Cut:
 
 def go_back(parent: Path, step: int, run: str, root: Path, screen: Screen) -> Path:
     """Makes the folder of the new run `run` below `root`, ready to be resumed; returns it. Raises ConfigError, LogError."""
+    refuse_known_folder(root, run)
     past = Past.read(parent, partial(screen.working, "reading the run that is gone back in"))
     cut = where_to_cut(past, parent, step)
     folder = make_run_folder(root, run)

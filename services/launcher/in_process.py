@@ -6,7 +6,8 @@ import logging
 import threading
 
 from bus.errors import SwingshiftError
-from services.entry import FAILED, context_for, run_main
+from services.entry import context_for, run_main
+from services.exit_codes import FAILED
 from services.launcher.endings import how_it_ended
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
 
@@ -53,10 +54,7 @@ class ThreadHandle:
         self._code = FAILED
         place, spec = self._place, self._spec
         try:
-            context = context_for(
-                spec.service, place.url, place.run, place.folder, spec.name,
-                in_process=True, request=spec.request, candidate=spec.candidate, after=spec.after, token=spec.token,
-            )  # fmt: skip
+            context = context_for(place, spec, in_process=True)
         except SwingshiftError:
             logger.exception("cannot start: service=%s run=%s", spec.source, place.run)
             return

@@ -28,8 +28,8 @@ from bus.events import (
 from bus.log import WHATEVER
 from bus.requests import ANSWERING
 from services.config import SupervisorConfig
-from services.entry import FENCED, MISTAKEN
-from services.launcher.children import Kept
+from services.exit_codes import FENCED, MISTAKEN
+from services.launcher.children import Kept, new_token
 from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec
 from services.launcher.restarts import Restarts
 from services.launcher.trials import Say, Trials
@@ -61,6 +61,7 @@ class Keeper:
         clock: Callable[[], float],
         *,
         says_losses: bool = True,
+        make_token: Callable[[], str] = new_token,
     ) -> None:
         self.roster = roster
         self.children: dict[str, Kept] = {}
@@ -74,7 +75,8 @@ class Keeper:
         self._drain = drain
         self._clock = clock
         self._says_losses = says_losses
-        self._trials = Trials(place, launcher, config, roster, say, drain, clock)
+        self._make_token = make_token
+        self._trials = Trials(place, launcher, config, roster, say, drain, clock, make_token)
         self._leaving: list[tuple[Handle, float]] = []
         """(process that was replaced, when it is killed)."""
         self._newest_decided = -1
@@ -141,7 +143,7 @@ class Keeper:
         if newcomer is not None:
             self._replace(newcomer)
         child = self.children.get(entry.source)
-        if child is not None and child.handle is not None and not child.epoch:
+        if child is not None and child.handle is not None and event.token == child.token:
             child.epoch, child.cause = entry.epoch, entry.position
         if event.mode == "active" and event.label and event.label not in self.roster.shadows:
             self._leave(self.children.get(source_of(event.label, "shadow")))
@@ -204,7 +206,8 @@ class Keeper:
         self._spawn(child)
 
     def _spawn(self, child: Kept) -> None:
-        child.spawned(self._launcher.spawn(child.spec), self._clock())
+        token = self._make_token()
+        child.spawned(self._launcher.spawn(replace(child.spec, token=token)), self._clock(), token)
         child.suspect_at, child.hangs, child.spoke = None, False, False
 
     def _has_left(self, handle: Handle, kill_at: float) -> bool:

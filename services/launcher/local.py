@@ -73,11 +73,11 @@ class LocalLauncher:
         candidate = ["--candidate"] if spec.candidate else []
         after = ["--after", str(spec.after)] if spec.after != WHATEVER else []
         token = ["--token", spec.token] if spec.token else []
-        on_cluster = ["--on-cluster", "--device", spec.device] if spec.device is not None else []
+        device = ["--device", spec.device] if spec.device is not None else []
         folder = ["--folder", str(self._place.folder)]
         return [
             sys.executable, "-P", "-m", "services.entry", spec.service, "--run", self._place.run, *folder, *name, *chosen, *candidate,
-            *after, *token, *on_cluster,
+            *after, *token, *device,
         ]  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from services.archiver.attendance import Attendance
 from services.archiver.payload_lives import PayloadLives
 from services.policy import roster
 from services.policy.roster import Roster
+from services.trainer.kept import KeptCheckpoints
 
 EVALUATION_KINDS = tuple(
     event.kind
@@ -60,6 +61,7 @@ class Past:
         """Version -> its newest revision."""
         self.checkpoints: list[tuple[int, CheckpointSaved]] = []
         """(position, event), in order."""
+        self.kept = KeptCheckpoints()
         self.formed: dict[int, int] = {}
         """Step -> position of its batch."""
         self.steps_done = 0
@@ -107,6 +109,7 @@ class Past:
         self.roster.apply(entry)
         self.evaluations.apply(entry)
         event = entry.event
+        self.kept.apply(event)
         match event:
             case RunPlanned() if self._plan is None:
                 self._plan = event

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from bus.connection import Connection, Reply, connect
+from bus.connection import Connection
 from bus.errors import ConfigError, LogChanged
 from bus.keys import Keys
 from bus.recorder import Recorder
@@ -27,7 +27,9 @@ from bus.recording_cut import cut_recording
 from bus.redis_blobs import RedisBlobs
 from bus.restoring import newest_rows, restore
 from bus.run_recorder import RunRecorder
+from bus.server_checks import connect
 from bus.stream import chain_of, position_of, row_of
+from bus.wire import Reply
 from services.launcher.protocol import Say
 
 logger = logging.getLogger(__name__)

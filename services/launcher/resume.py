@@ -18,16 +18,18 @@ from functools import partial
 from pathlib import Path
 
 from bus.alive import TTL_S
-from bus.connection import PATIENCE_S, Connection, connect
+from bus.connection import Connection
 from bus.embedded import folder_url
 from bus.entry import Draft
 from bus.errors import ConfigError, LogUnavailable, ServerAbsent
 from bus.events import Event, RedoDiverged, ServiceLost, ServiceStarted, ServiceStopped, SettingChanged, WeightsPublished
 from bus.keys import Keys, check_run_id
+from bus.patience import PATIENCE_S
 from bus.recording import FILE_NAME, Recording
 from bus.redis_log import RedisLog
 from bus.runs import living_services
 from bus.server import named_server, server
+from bus.server_checks import connect
 from services.config import RunConfig
 from services.config_file import overridden
 from services.entry import code_of
@@ -45,9 +47,9 @@ from services.launcher.valid import offered_steps, refuse_without_checkpoint
 from services.launcher.weights_back import Differing, missing_weights, put_weights_back
 from services.local_settings import INFO, check_local, local_settings, merged
 from services.monitor.reporter import SOURCE as MONITOR
-from services.plan import config_of
+from services.planned import config_of
 from services.policy.core import source_of
-from services.setting_changes import OPERATOR, said_anew
+from services.setting_changes import OPERATOR, raised_for_cluster, said_anew
 
 logger = logging.getLogger(__name__)
 
@@ -134,12 +136,20 @@ def _prepare(place: RunPlace, named: str | None, asked: Resuming) -> tuple[Past,
     with RedisLog.open(place.url, place.run) as log:
         _put_back(log, place, past, config, asked.screen, elsewhere=asked.site.multi_machine)
         say_lost(log, past, alive, tells_measures=config.monitor.events)
-        say_settings(log, said_anew(past.settings, config, asked.settings))
+        say_settings(log, [*said_anew(past.settings, config, asked.settings), *_for_site(past, asked)])
     return past, config
 
 
+def _for_site(past: Past, asked: Resuming) -> list[SettingChanged]:
+    """What another place than it was planned for asks of the run; told to the user."""
+    changes = raised_for_cluster(past.settings) if asked.site.multi_machine else []
+    for change in changes:
+        asked.screen.say(f"{change.name} is {change.value} s on a cluster, unless `swingshift set {past.plan.run}` says another")
+    return changes
+
+
 def say_settings(log: RedisLog, changes: Sequence[SettingChanged]) -> None:
-    """What is set where the run goes on, and had been changed on the live run before."""
+    """What is set where the run goes on, and was set otherwise before."""
     if changes:
         log.append(OPERATOR, [Draft(event, derived=False, cause=0, at=time.time_ns()) for event in changes])
 

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bus.connection import PATIENCE_S
 from bus.embedded import Say
 from bus.entry import Entry
 from bus.errors import CodecError, ConfigError, LogError, LogMissing, LogUnavailable, ServerError
 from bus.events import RunPlanned
 from bus.history import History
+from bus.patience import PATIENCE_S
 from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
@@ -31,14 +31,15 @@ from bus.server import server
 from services.advice import advice
 from services.config import RunConfig
 from services.data.planning import plan_data
-from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, write_info
+from services.launcher.folders import MODELS, SERVER, SUMMARY, make_run_folder, record_reward, refuse_known_folder, write_info
 from services.launcher.interrupts import Interrupts, StopNow
 from services.launcher.lock import RunLock
 from services.launcher.prepare import WarmStartStep, with_model
 from services.launcher.protocol import Launcher, RunPlace, Site
 from services.launcher.supervisor import LOG_LOST, Outcome, Supervisor, services_of
 from services.logs import log_to_file
-from services.plan import config_of, plan_run
+from services.plan import plan_run
+from services.planned import config_of
 from services.policy.roster import Roster
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def plan_in_folder(config: RunConfig, run: str, screen: Screen, site: Site | Non
     `site`: where the services will be started; None: they are started one by one, by others.
     """
     try:
+        refuse_known_folder(config.folder, run)  # before anything that takes long, or that others are asked for
         data = plan_data(config, screen.reading)
         machine = None if site is None else site.machine(config)
         first = plan_run(config, run, machine, data)  # mistakes are told before the warm start, not after it

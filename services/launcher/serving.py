@@ -15,10 +15,9 @@ from bus.events import Event
 from bus.history import History
 from bus.log import Log
 from services.context import ServiceContext
-from services.entry import FENCED
+from services.exit_codes import FENCED
 from services.launcher.keeper import Keeper
 from services.launcher.local import LocalLauncher
-from services.launcher.protocol import RunPlace
 from services.policy.roster import KINDS, Roster
 from services.shell import Terminated
 
@@ -52,7 +51,7 @@ class Keeping:
     def run(self) -> None:
         """See `keep_policies`."""
         context = self.context
-        place = RunPlace(context.url, context.run, context.folder)
+        place = context.place
         launcher = LocalLauncher(place, keeps_logs=False)
         self._read_past()
         keeper = self.keeper = Keeper(

@@ -10,7 +10,6 @@ Everything happens in the main thread: one append in flight, and processes that 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +19,10 @@ from typing import Protocol
 from bus.entry import Draft, Entry, Producer
 from bus.events import Event, KillRequested, RunEnded, RunPlanned, ServiceLost, ServiceStarted, StopRequested
 from bus.log import Log
+from bus.sources import POLICY
 from services.config import SupervisorConfig
-from services.context import POLICY
-from services.entry import FENCED, MISTAKEN
-from services.launcher.children import Child
+from services.exit_codes import FENCED, MISTAKEN
+from services.launcher.children import Child, new_token
 from services.launcher.keeper import Keeper
 from services.launcher.protocol import Handle, Launcher, RunPlace, Say, ServiceSpec
 from services.launcher.restarts import Restarts
@@ -33,7 +32,6 @@ from services.policy.roster import Roster
 logger = logging.getLogger(__name__)
 
 SUPERVISOR = Producer("supervisor", 0)
-TOKEN_BYTES = 8
 READ_LIMIT = 512
 BLOCK_MS = 100
 """How long an exit may go unnoticed while the log is silent."""
@@ -95,8 +93,6 @@ class Supervisor:
     watch: Watch
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], int] = time.time_ns
-    new_token: Callable[[], str] = lambda: secrets.token_hex(TOKEN_BYTES)
-    """What each incarnation is known by: a process on another machine may have the same number as one here."""
     say: Say = logger.warning
     roster: Roster = field(default_factory=Roster)
     """The policies that the run has had so far."""
@@ -208,7 +204,7 @@ class Supervisor:
     # --- the services ------------------------------------------------------------------------------------------------------------
 
     def _spawn(self, child: Child) -> None:
-        token = self.new_token()
+        token = new_token()
         child.spawned(self.launcher.spawn(replace(child.spec, token=token)), self.clock(), token)
 
     def _look_after_children(self) -> None:

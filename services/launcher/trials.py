@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bus.entry import Entry
 from bus.errors import ConfigError
@@ -60,6 +60,7 @@ class Trials:
         say: Say,
         drain: Callable[[], None],
         clock: Callable[[], float],
+        make_token: Callable[[], str],
     ) -> None:
         self.by_source: dict[str, OnTrial] = {}
         """Those on their way, by the source under which they will attach."""
@@ -72,13 +73,14 @@ class Trials:
         self._say = say
         self._drain = drain
         self._clock = clock
+        self._make_token = make_token
         self._begun: dict[int, None] = {}
         """Requests that were begun, or refused."""
 
     def attached(self, entry: Entry, event: PolicyAttached) -> Kept | None:
         """The candidate that this is the first word of, if it is one's: it is none any more."""
         trial = self.by_source.get(entry.source)
-        if trial is None or trial.request != event.request:
+        if trial is None or trial.child.token != event.token:
             return None
         del self.by_source[entry.source]
         self._forget(trial)
@@ -128,7 +130,8 @@ class Trials:
         self._begun[position] = None
         trial_file(self._place.folder, position).unlink(missing_ok=True)
         child = Kept(ServiceSpec(SOURCE, label, request=position, candidate=True), Restarts(self._config))
-        child.spawned(self._launcher.spawn(child.spec), self._clock())
+        token = self._make_token()
+        child.spawned(self._launcher.spawn(replace(child.spec, token=token)), self._clock(), token)
         self.by_source[child.spec.source] = OnTrial(position, asked, child, self._clock())
 
     def _label_for(self, asked: PolicyRequested) -> str:

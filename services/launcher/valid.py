@@ -10,7 +10,6 @@ from bus.errors import CheckpointError, ConfigError
 from bus.events import CheckpointSaved
 from services.launcher.past import Past
 from services.places import CHECKPOINTS, checkpoint_folder
-from services.trainer.core import KEPT_CHECKPOINTS
 
 DIGESTS = "digests.json"
 
@@ -41,8 +40,8 @@ def whole_checkpoint(past: Past, folder: Path, step: int) -> Path | None:
 
 def refuse_without_checkpoint(past: Past, folder: Path) -> None:
     """Raises ConfigError when the trainer could not come back: the batches before its oldest kept checkpoint are not kept for a redo."""
-    kept = [saved for _, saved in past.checkpoints[-KEPT_CHECKPOINTS:]]
-    if len(kept) < KEPT_CHECKPOINTS or any(_is_there(saved, folder) for saved in kept):
+    kept = past.kept.saved
+    if past.kept.oldest is None or any(_is_there(saved, folder) for saved in kept):
         return
     names = ", ".join(saved.uri.rpartition("/")[2] for saved in kept)
     raise ConfigError(

@@ -127,7 +127,7 @@ def service_environment(order: Order) -> dict[str, str]:
     """What a service has in its environment besides its actor's."""
     root = str(Path(bus.__file__).parents[1])
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != root]
-    return {"PYTHONPATH": os.pathsep.join([root, *others]), TOKEN_VARIABLE: order.token, **order.environment}
+    return {"PYTHONPATH": os.pathsep.join([root, *others]), TOKEN_VARIABLE: order.spec.token, **order.environment}
 
 
 def forget_ray(users: Mapping[str, str]) -> None:

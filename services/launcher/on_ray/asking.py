@@ -6,7 +6,6 @@ A question is a function of this checkout that takes and gives text. All are put
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from services.launcher.on_ray.orders import label_of
 from services.launcher.on_ray.placement import Node
 from services.launcher.protocol import Say
+from services.telling import Telling
 
 Question = Callable[[str], str]
 
@@ -64,16 +64,13 @@ def ask_nodes(question: Question, text: str, nodes: Mapping[str, str], patience_
 def collect(refs: Mapping[str, object], names: Mapping[str, str], patience_s: float, say: Say) -> dict[str, Answer]:
     """Waits for what was asked; `names` is what messages call those who were."""
     futures: dict[str, Future[str]] = {key: ref.future() for key, ref in refs.items()}  # type: ignore[attr-defined]
-    began = time.monotonic()
-    told_at = began + TOLD_AFTER_S
+    telling = Telling(TOLD_AFTER_S, TOLD_AGAIN_S)
     pending = set(futures.values())
-    while pending and time.monotonic() < began + patience_s:
-        until = min(told_at, began + patience_s) - time.monotonic()
-        pending = wait(pending, max(0.0, until), FIRST_COMPLETED).not_done
-        if pending and time.monotonic() >= told_at:
+    while pending and (left_s := patience_s - telling.waited_s) > 0:
+        pending = wait(pending, max(0.0, min(telling.rest_s, left_s)), FIRST_COMPLETED).not_done
+        if pending and telling.is_due():
             silent = [names[key] for key, future in futures.items() if future in pending]
             say(f"{len(futures) - len(pending)} of {len(futures)} nodes have answered; waiting for {', '.join(silent[:3])}")
-            told_at += TOLD_AGAIN_S
     return {key: _answer(future, patience_s) for key, future in futures.items()}
 
 

@@ -1,6 +1,9 @@
 """Whether the GPUs that a run was given are free: Ray counts what it gave away, and nothing of what others do on a node.
 
 each reserved part ─▶ look(): nvidia-smi, for the GPUs that Ray gave it ─▶ GpuMemory ─▶ complaint()
+
+The driver's library (services/engines/gpu_driver.py) is not asked: its bindings come with vLLM, which a node for the trainer, or for the
+embedded engine, need not have. The tool comes with the driver, and that it takes a second does not matter once a run.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from bus.sources import TRAINER
 from services.config import RunConfig
 from services.devices import memory_share, visible_gpus
 from services.engines.gpu_memory import GIB, GpuMemory
-from services.launcher.on_ray.placement import TRAINER
 
 LOOK_S = 20.0
 TOLERATED_BYTES = GIB

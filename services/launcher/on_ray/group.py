@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from bus.errors import ConfigError
@@ -17,6 +17,7 @@ from services.launcher.on_ray.gpus import LOOK_S, complaint, look, read
 from services.launcher.on_ray.placement import GPU, Bundle, Node, Placement
 from services.launcher.on_ray.room import missing
 from services.launcher.protocol import Say
+from services.telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +40,14 @@ def name_of(run: str) -> str:
 
 def refuse_second(run: str, say: Say) -> None:
     """Raises ConfigError while another driver has the run on this cluster. What a driver left that ended is waited for."""
-    began, told = time.monotonic(), False
+    telling = Telling(TOLD_AFTER_S, TOLD_AGAIN_S)
     while holders := _holders(run):
-        if time.monotonic() - began > LEAVING_S:
+        if telling.waited_s > LEAVING_S:
             raise ConfigError(
                 f"run {run} is on this cluster already ({', '.join(holders[:3])}): another driver runs it; wait until it has ended, "
                 "or stop it with `swingshift stop`"
             )
-        if not told and time.monotonic() - began > TOLD_AFTER_S:
-            told = True
+        if telling.is_due():
             say(f"{', '.join(holders[:3])} is still on the cluster: waiting for its end, for {LEAVING_S:g} s at most")
         time.sleep(POLL_S)
 
@@ -59,8 +59,39 @@ def _holders(run: str) -> list[str]:
 
     name = name_of(run)
     table = ray.util.placement_group_table()
-    groups = [name for group in table.values() if group["name"] == name and group["state"] != "REMOVED"]
-    return groups + [actor for actor in list_named_actors() if actor.startswith(f"{name}:")]
+    groups = [group["name"] for group in table.values() if _is_of(group["name"], name) and group["state"] != "REMOVED"]
+    return groups + [actor for actor in list_named_actors() if _is_of(actor, name)]
+
+
+def _is_of(found: str, name: str) -> bool:
+    return found == name or found.startswith(f"{name}:")
+
+
+class RayGroups:
+    """Ray's placement groups, as `Bundles` needs them."""
+
+    def make(self, name: str, bundles: Sequence[Mapping[str, float]], strategy: str, selectors: Sequence[Mapping[str, str]]) -> object:
+        import ray
+
+        group: object = ray.util.placement_group(
+            [dict(bundle) for bundle in bundles], strategy=strategy, name=name, bundle_label_selector=[dict(each) for each in selectors]
+        )
+        return group
+
+    def nodes(self, group: object) -> Mapping[int, str]:
+        import ray
+
+        try:
+            table = ray.util.placement_group_table(group)
+        except (ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
+            logger.warning("the cluster does not say where a group is: %s", error)
+            return {}
+        return {number: node for number, node in table["bundles_to_node_id"].items() if node}
+
+    def remove(self, group: object) -> None:
+        import ray
+
+        ray.util.remove_placement_group(group)
 
 
 @contextmanager
@@ -70,20 +101,14 @@ def reserved(placement: Placement, nodes: Sequence[Node], run: str, config: RunC
     if not placement.bundles:
         yield None
         return
-    import ray
-
-    group = ray.util.placement_group(
-        [dict(bundle.resources) for bundle in placement.bundles],
-        strategy=placement.strategy,
-        name=name_of(run),
-        bundle_label_selector=[bundle.selector for bundle in placement.bundles],
-    )
+    groups, bundles = RayGroups(), placement.bundles
+    group = groups.make(name_of(run), [each.resources for each in bundles], placement.strategy, [each.selector for each in bundles])
     try:
         _wait_for_room(group, placement, config, say)
         check_gpus(group, placement, config, say)
         yield group
     finally:
-        ray.util.remove_placement_group(group)
+        groups.remove(group)
 
 
 def refuse_too_small(placement: Placement, nodes: Sequence[Node]) -> None:
@@ -101,19 +126,20 @@ def _unused(nodes: Sequence[Node]) -> str:
 
 
 def _wait_for_room(group: object, placement: Placement, config: RunConfig, say: Say) -> None:
-    began, told_at = time.monotonic(), TOLD_AFTER_S
+    telling = Telling(TOLD_AFTER_S, TOLD_AGAIN_S)
     while not group.wait(POLL_S):  # type: ignore[attr-defined]
-        waited = time.monotonic() - began
-        lack = missing(placement, alive_nodes()) if waited > min(told_at, config.cluster.wait_s) else None
-        words = "Ray has not reserved it yet" if lack is None else lack.words
-        if waited > max(config.cluster.wait_s, TOLD_AFTER_S):
+        if (waited := telling.waited_s) > max(config.cluster.wait_s, TOLD_AFTER_S):
             raise ConfigError(
-                f"there is no room on the cluster, also after {waited:.0f} s (cluster.wait_s): {words}; wait until others have ended, "
-                f"add nodes, or {LESS}"
+                f"there is no room on the cluster, also after {waited:.0f} s (cluster.wait_s): {_lack(placement)}; "
+                f"wait until others have ended, add nodes, or {LESS}"
             )
-        if waited > told_at:
-            told_at = waited + TOLD_AGAIN_S
-            say(f"waiting for room on the cluster, for {config.cluster.wait_s:g} s at most: {words}")
+        if telling.is_due():
+            say(f"waiting for room on the cluster, for {config.cluster.wait_s:g} s at most: {_lack(placement)}")
+
+
+def _lack(placement: Placement) -> str:
+    lack = missing(placement, alive_nodes())
+    return "Ray has not reserved it yet" if lack is None else lack.words
 
 
 def check_gpus(group: object, placement: Placement, config: RunConfig, say: Say) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -48,12 +48,13 @@ class Orders:
         """For a service that has got these GPUs of a node."""
         visible = {VISIBLE: ",".join(gpus)} if gpus else {}
         return Order(
-            url=self.place.url, run=self.place.run, folder=self.place.folder, service=spec.service, name=spec.name, request=spec.request,
-            candidate=spec.candidate, after=spec.after, token=spec.token, rank=spec.rank,
-            device=",".join(f"{CUDA}{number}" for number in range(len(gpus))),
+            place=self.place,
+            spec=replace(spec, device=",".join(f"{CUDA}{number}" for number in range(len(gpus)))),
             command=None if self.command is None else tuple(self.command(spec)),
-            environment={**visible, **environment}, working_folder=self.working_folder, label=where.label,
-        )  # fmt: skip
+            environment={**visible, **environment},
+            working_folder=self.working_folder,
+            label=where.label,
+        )
 
 
 class Ground(Protocol):
@@ -90,8 +91,9 @@ class RayHandle:
         """Once it has been placed."""
         self.gpus: tuple[str, ...] = ()
         """Those of its seat, as CUDA_VISIBLE_DEVICES names them on its node."""
+        self.needs = needs
+        """What it waits for before it is started, in words."""
         self._ground = ground
-        self._needs = needs
         self._placed = placed
         self._actor: Actor | None = None
         self._order: Order | None = None
@@ -115,7 +117,7 @@ class RayHandle:
         return True
 
     def waits_for(self) -> str:
-        return self._needs if self._code is None and self._order is None else ""
+        return self.needs if self._code is None and self._order is None else ""
 
     def how_it_ended(self) -> str:
         return self._how
@@ -153,6 +155,14 @@ class RayHandle:
         self._order = self._ground.orders.order(spec or self.spec, self.where, self.gpus, environment)
         self._ask_start()
 
+    def leave(self, needs: str) -> None:
+        """It is not to be where it is placed, or would be: asks Ray for another node. Does nothing once it was started, or ended."""
+        if self._code is not None or self._order is not None or self._actor is None:
+            return
+        self._actor.discard()
+        self.needs, self.where, self.gpus = needs, None, ()
+        self.begin()
+
     def look(self, alive: frozenset[str] | None) -> None:
         """Once in a while. `alive`: nodes that the cluster believes in; None: it did not say."""
         if self._code is not None or self.where is None:
@@ -165,9 +175,11 @@ class RayHandle:
             self._actor.discard()
 
     def _ask(self, method: str, then: Then, *arguments: str) -> None:
-        assert self._actor is not None
+        actor = self._actor
+        assert actor is not None
         if self._code is None and self._lost is None:
-            self._actor.call(method, then, *arguments)
+            # One that was left has nothing to say any more.
+            actor.call(method, lambda outcome: then(outcome) if self._actor is actor else None, *arguments)
 
     def _hear_where(self, outcome: Outcome) -> None:
         match outcome:
@@ -233,7 +245,7 @@ class RayHandle:
         if self._code is None:
             assert self.where is not None
             assert self._order is not None
-            remains = Remains(token=self._order.token, begun=self._begun)
+            remains = Remains(token=self._order.spec.token, begun=self._begun)
             self._ground.sweep(self.where.node, remains.model_dump_json(), self._hear_sweep)
 
     def _hear_sweep(self, outcome: Outcome) -> None:
@@ -261,7 +273,7 @@ class RayHandle:
 
     def _ask_to_end(self, word: str, code: int) -> None:
         if self._code is None and self._order is None:
-            self._end(code, f"{exit_of(code)}, before it was started; it waited for {self._needs}")
+            self._end(code, f"{exit_of(code)}, before it was started; it waited for {self.needs}")
         elif self._code is None:
             self._ask(word, lambda outcome: logger.debug("%s: source=%s outcome=%s", word, self.spec.source, outcome))
 

@@ -35,6 +35,14 @@ class Holder:
         if self._actor is None:
             self._open()
 
+    def leave(self) -> None:
+        """The bundle is to be on another node, and those who asked will ask again."""
+        self._asked.clear()
+        self._where = None
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            actor.discard()
+
     def close(self) -> None:
         """Gives the GPUs back."""
         self._closed = True
@@ -43,7 +51,13 @@ class Holder:
 
     def _open(self) -> None:
         self._actor = self._make()
-        self._actor.call("where", self._hear_where)
+        self._call("where", self._hear_where)
+
+    def _call(self, method: str, hear: Callable[[Outcome], None]) -> None:
+        """What comes of it is heard only as long as the same actor is who has the GPUs."""
+        actor = self._actor
+        if actor is not None:
+            actor.call(method, lambda outcome: hear(outcome) if self._actor is actor else None)
 
     def _hear_where(self, outcome: Outcome) -> None:
         if isinstance(outcome, Said):
@@ -53,12 +67,12 @@ class Holder:
                 then(self._where)
             self._watch()
         else:
-            self._without_answer(outcome, lambda: self._actor.call("where", self._hear_where) if self._actor is not None else None)
+            self._without_answer(outcome, lambda: self._call("where", self._hear_where))
 
     def _watch(self) -> None:
         """Nothing ever ends in it, so this is answered again and again, for as long as it lives."""
-        if self._actor is not None and not self._closed:
-            self._actor.call("wait", self._hear_wait)
+        if not self._closed:
+            self._call("wait", self._hear_wait)
 
     def _hear_wait(self, outcome: Outcome) -> None:
         if isinstance(outcome, Said):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from bus.log import WHATEVER
 from services.launcher.protocol import RunPlace, ServiceSpec
 
 
@@ -37,17 +36,8 @@ class Where(_Message):
 class Order(_Message):
     """Start this. driver -> actor."""
 
-    url: str
-    run: str
-    folder: Path
-    service: str
-    name: str
-    request: int
-    candidate: bool
-    after: int = WHATEVER
-    token: str
-    device: str
-    rank: int
+    place: RunPlace
+    spec: ServiceSpec
     command: tuple[str, ...] | None
     """In place of the service's own, for tests."""
     environment: dict[str, str]
@@ -56,19 +46,6 @@ class Order(_Message):
     """The driver's: relative paths of the configuration are meant from there."""
     label: str
     """What people know the actor's node by."""
-
-    @property
-    def spec(self) -> ServiceSpec:
-        """The service."""
-        return ServiceSpec(
-            self.service, self.name, request=self.request, candidate=self.candidate, after=self.after, token=self.token,
-            device=self.device, rank=self.rank,
-        )  # fmt: skip
-
-    @property
-    def place(self) -> RunPlace:
-        """Of its run."""
-        return RunPlace(self.url, self.run, self.folder)
 
 
 class Begun(_Message):

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 from bus.errors import ConfigError
 from bus.events import RunPlanned
+from bus.sources import REPLICA_PREFIX, TRAINER
 from services.config import RunConfig
-from services.devices import CUDA, DECIDERS, REPLICA, gpus_of, memory_share, share_of
+from services.devices import CUDA, DECIDERS, gpus_of, memory_share, share_of
 
-TRAINER = "trainer"
 GPU, CPU = "GPU", "CPU"
 NODE_ID = "ray.io/node-id"
 """Ray's own label of each node."""
@@ -128,7 +128,7 @@ class _Occupant:
 
 def place(plan: RunPlanned, config: RunConfig, nodes: Sequence[Node]) -> Placement:
     """Raises ConfigError for a service that no node has everything for, and for settings about services that there are not."""
-    replicas = tuple(REPLICA + name for name in plan.standalone + plan.hybrid)
+    replicas = tuple(REPLICA_PREFIX + name for name in plan.standalone + plan.hybrid)
     _check_named(config, (TRAINER, *replicas, *DECIDERS))
     ranks = [_rank(plan, config, number) for number in range(config.actor.ranks)]
     holders = [service for service in (*replicas, *DECIDERS) if service in replicas or gpus_of(plan.devices.get(service, ""))]
@@ -160,10 +160,10 @@ def _rank(plan: RunPlanned, config: RunConfig, number: int) -> _Occupant:
 
 def _holder(plan: RunPlanned, config: RunConfig, service: str, ranks: Sequence[_Occupant]) -> _Occupant:
     """A replica, or another service that was given a GPU."""
-    gpus, name, cpus = gpus_of(plan.devices.get(service, "")), service.removeprefix(REPLICA), config.cluster.cpus
+    gpus, name, cpus = gpus_of(plan.devices.get(service, "")), service.removeprefix(REPLICA_PREFIX), config.cluster.cpus
     is_hybrid = name in plan.hybrid
     home = ranks[plan.hybrid.index(name) % len(ranks)].places if is_hybrid else (service,)
-    counted = 0.0 if is_hybrid else cpus.replica if service.startswith(REPLICA) else cpus.other
+    counted = 0.0 if is_hybrid else cpus.replica if service.startswith(REPLICA_PREFIX) else cpus.other
     custom = config.cluster.resources.get(service, {})
     return _Occupant(service, service, _places(gpus) or home, gpus, memory_share(config, service), counted, custom)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.launcher.on_ray.actor import CALLS, ServiceActor
+from services.launcher.on_ray.asking import Question
 from services.launcher.on_ray.placement import Seat
 from services.launcher.on_ray.remains import sweep
 
@@ -85,7 +86,7 @@ class RayActor:
 
 
 def open_actor(names: Callable[[], str], seat: Seat, group: object | None, post: Post) -> RayActor:
-    """A new actor in a seat; Ray looks for its node meanwhile. `names`: gives another one each time."""
+    """A new actor in a seat; Ray looks for its node meanwhile. `names`: gives another one each time; `group`: whose bundle it names."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -107,11 +108,16 @@ def open_actor(names: Callable[[], str], seat: Seat, group: object | None, post:
 
 def sweep_node(node: str, remains: str, then: Then, post: Post) -> None:
     """Has what is left of a service on a node killed."""
+    ask_node(sweep, node, remains, then, post)
+
+
+def ask_node(question: Question, node: str, text: str, then: Then, post: Post) -> None:
+    """Puts a question on a node; returns at once."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(num_cpus=0, max_retries=0)(sweep)
-    hear(task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(remains), then, post)
+    task = ray.remote(num_cpus=0, max_retries=0)(question)
+    hear(task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(text), then, post)
 
 
 def living_nodes() -> frozenset[str]:

@@ -1,7 +1,7 @@
 """A Ray cluster as the site of a run.
 
-connect ▸ machine(): GPUs over all nodes ▸ plan ▸ check(): is it large enough, what do nodes lack
-folder, server ▸ launching(): survey of the nodes ▸ placement ▸ placement group ▸ RayLauncher ▸ … ▸ all of it removed
+connect ▸ machine(): GPUs over all nodes ▸ plan ▸ check(), preview(): survey of the nodes: what do they lack ▸ placement ▸ is there room
+folder, server ▸ launching(): survey, with the run's own ones ▸ placement ▸ placement group ▸ RayLauncher ▸ … ▸ all of it removed
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,11 +21,14 @@ from services.devices import Machine
 from services.launcher.fitting import check_things
 from services.launcher.folders import remove_shm_folder
 from services.launcher.on_ray import cluster
+from services.launcher.on_ray.aside import Aside
 from services.launcher.on_ray.asking import Question, alive_nodes, ask_nodes
 from services.launcher.on_ray.group import refuse_second, refuse_too_small, reserved
+from services.launcher.on_ray.look import look
+from services.launcher.on_ray.newcomers import Survey
 from services.launcher.on_ray.placement import GPU, Node, place
 from services.launcher.on_ray.runtime_env import WORKING_DIR, runtime_env, submitted_env
-from services.launcher.on_ray.survey import Asked, Found, asked, asking, differences, judge, look, needs_of, needs_settings, versions_here
+from services.launcher.on_ray.survey import Asked, Found, asked, asking, differences, judge, needs_of, needs_settings, versions_here
 from services.launcher.on_ray.words import placed_words
 from services.launcher.protocol import Launcher, RunPlace, Say
 
@@ -41,17 +45,21 @@ class RaySite:
 
     multi_machine = True
 
-    def __init__(self, address: str | None, environment: Mapping[str, str], say: Say, look: Question = look) -> None:
-        """Raises ConfigError where Ray is not installed."""
+    def __init__(
+        self, address: str | None, environment: Mapping[str, str], say: Say, server: str | None = None, look: Question = look
+    ) -> None:
+        """`server`: URL of the one that a new run is to be on; None: it gets an embedded one. Raises ConfigError where there is no Ray."""
         cluster.check_installed()
         self._address = address
         self._environment = environment
         self._say = say
+        self._server = server
         self._look = look
+        self._aside = Aside()
         self._is_connected = False
         self._told: set[str] = set()
         self._looked: tuple[Asked, list[Node]] | None = None
-        """What was asked last, and found."""
+        """What was asked last before a run has a folder, and found."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +68,7 @@ class RaySite:
         if self._is_connected:
             cluster.disconnect()
             self._is_connected = False
+        self._aside.__exit__(kind, error, trace)
 
     def machine(self, config: RunConfig) -> Machine:
         nodes = self._nodes(config)
@@ -89,22 +98,36 @@ class RaySite:
         from services.launcher.on_ray.launcher import RayLauncher
 
         self._connect(config)
+        self._aside.into(where.log_file("ray"))
         refuse_second(where.run, say)
-        with asking(where, config) as question:
-            nodes = self._survey(question, plan, config, folder_has_settings=needs_settings(where.folder))
+        ask = partial(self._text, config, where)
+        needs = needs_of(plan, config, folder_has_settings=needs_settings(where.folder))
+        with ask() as question:
+            nodes = self._survey(question, needs, config)
         placement = place(plan, config, nodes)
-        with reserved(placement, nodes, where.run, config, say) as group, RayLauncher(where, placement, group) as launcher:
+        known = {node.id: node.lacks for node in nodes}
+        survey = Survey(known, ask, self._look, partial(self._judge, needs), tuple(needs), _patience_s(config), say)
+        with reserved(placement, nodes, where.run, config, say) as group, RayLauncher(where, placement, group, survey=survey) as launcher:
             yield launcher
 
+    @contextmanager
+    def _text(self, config: RunConfig, where: RunPlace) -> Iterator[str]:
+        with asking(config, where.folder, where.url) as question:
+            yield question.model_dump_json()
+
     def _before(self, plan: RunPlanned, config: RunConfig) -> list[Node]:
-        """The nodes as they are before the run has a folder and a server."""
-        question = asked(config, (config.folder / plan.run).absolute())
-        if self._looked is None or self._looked[0] != question:
-            self._looked = question, self._survey(question, plan, config, folder_has_settings=False)
+        """The nodes as they are before the run has a folder and, perhaps, a server."""
+        folder = config.folder.absolute()
+        settled = asked(config, folder)
+        if self._looked is None or self._looked[0] != settled:
+            self._connect(config)
+            with asking(config, folder, self._server) as question:
+                self._looked = settled, self._survey(question.model_dump_json(), needs_of(plan, config, folder_has_settings=False), config)
         return self._looked[1]
 
     def _connect(self, config: RunConfig) -> None:
         if not self._is_connected:
+            self._aside.__enter__()
             environment = runtime_env(config.cluster.runtime_env, submitted_env(self._environment))
             cluster.connect(self._address, self._environment, environment, self._say)
             self._is_connected = True
@@ -113,21 +136,27 @@ class RaySite:
         self._connect(config)
         return alive_nodes()
 
-    def _survey(self, question: Asked, plan: RunPlanned, config: RunConfig, *, folder_has_settings: bool) -> list[Node]:
-        """The nodes, and what each of them lacks. What is new of other versions is told."""
+    def _survey(self, question: str, needs: Mapping[str, Sequence[str]], config: RunConfig) -> list[Node]:
+        """The nodes, and what each of them lacks."""
         nodes = self._nodes(config)
         names = {node.id: node.name for node in nodes}
-        patience_s = PREPARE_S if any(name in config.cluster.runtime_env for name in INSTALLS) else SURVEY_S
-        answers = ask_nodes(self._look, question.model_dump_json(), names, patience_s, self._say)
-        needs = needs_of(plan, config, folder_has_settings=folder_has_settings)
-        found = {node: Found.model_validate_json(answer.text) for node, answer in answers.items() if not answer.error}
-        for words in differences({names[node]: answer for node, answer in found.items()}, versions_here()):
+        answers = ask_nodes(self._look, question, names, _patience_s(config), self._say)
+        silent = {node: dict.fromkeys(needs, f"nothing starts there: {answer.error}") for node, answer in answers.items() if answer.error}
+        lacks = silent | {node: self._judge(needs, names[node], answer.text) for node, answer in answers.items() if not answer.error}
+        return [replace(node, lacks=lacks[node.id]) for node in nodes]
+
+    def _judge(self, needs: Mapping[str, Sequence[str]], name: str, text: str) -> dict[str, str]:
+        """What a node lacks, by its answer. What is new of other versions is told."""
+        found = Found.model_validate_json(text)
+        for words in differences({name: found}, versions_here()):
             if words not in self._told:
                 self._told.add(words)
                 self._say(words)
-        lacks = {node: judge(answer, needs) for node, answer in found.items()}
-        lacks |= {node: dict.fromkeys(needs, f"nothing starts there: {answer.error}") for node, answer in answers.items() if answer.error}
-        return [replace(node, lacks=lacks[node.id]) for node in nodes]
+        return judge(found, needs)
+
+
+def _patience_s(config: RunConfig) -> float:
+    return PREPARE_S if any(name in config.cluster.runtime_env for name in INSTALLS) else SURVEY_S
 
 
 def clear_here(run: str) -> str:

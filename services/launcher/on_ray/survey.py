@@ -1,31 +1,30 @@
-"""What each node has of what a run's services need: looked at there, all nodes at once, and judged here.
+"""What each node has of what a run's services need: asked of all nodes at once, looked at there, and judged here.
 
-    Asked ─▶ every node: look() ─▶ Found: need ─▶ what is wrong      judge(needs_of(plan)) ─▶ service ─▶ why it cannot run there
+    asking ─▶ Asked ─▶ every node: look.py ─▶ Found: need ─▶ what is wrong      judge(needs_of(plan)) ─▶ service ─▶ why it cannot run there
 
 A service is only put where all is that it needs (`Node.lacks`); a run begins when there is such a node for each.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from bus.connection import Connection
-from bus.errors import ConfigError, SwingshiftError
+from bus.errors import ConfigError
 from bus.events import RunPlanned
+from bus.sources import REPLICA_PREFIX
 from services.config import BUILTIN, SCRIPTED, RunConfig
 from services.data.planning import reward_spec
-from services.devices import DECIDERS, REPLICA
-from services.engines.vllm_installed import installed_vllm, problem_of, problem_on
-from services.launcher.protocol import RunPlace
+from services.devices import DECIDERS
 from services.local_settings import local_settings
+from services.machine import host_of, machine_id
 from services.packages import version_of
+from services.places import CHECKPOINTS
 
 FOLDER, LOGS, WEIGHTS, MODEL, DATA, REWARD, SERVER, PACKAGES, VLLM = (
     "folder", "logs", "weights", "model", "data", "reward", "server", "packages", "vllm",
@@ -44,20 +43,27 @@ class Asked(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     folder: Path
-    """The run's."""
-    marker: str
-    """Name of a file in it; empty: there is none yet, and the folder is not looked for."""
-    content: str
+    """The run's; before that is made, the one that it will be in."""
     weights: Path
     """Where published weights go."""
+    marker: str = ""
+    """Name of a file that the driver has written."""
+    content: str = ""
+    """What is in it."""
+    shared: tuple[Path, ...] = ()
+    """Where it lies: folders that must be the driver's for whoever needs the run's. None: nothing is asked about that."""
+    shared_weights: tuple[Path, ...] = ()
+    """The same for whoever needs published weights, where these are not in the run's folder."""
     model: Path | None
     files: tuple[Path, ...]
     """Of data."""
     reward: Path | None
-    url: str
-    """The server's; empty: it is not known yet."""
-    server: str
+    url: str = ""
+    """The server's; empty: the embedded one, which does not run yet."""
+    server: str = ""
     """What the server that answers here calls itself."""
+    host: str = ""
+    """Of an embedded server that does not run yet; empty: nothing is asked about it."""
     packages: tuple[str, ...]
     vllm: bool
     gpus: bool
@@ -80,7 +86,7 @@ def needs_of(plan: RunPlanned, config: RunConfig, *, folder_has_settings: bool) 
     settings = (FOLDER,) if folder_has_settings else ()
     of_files = (*model, DATA) if config.data.train_files else ()
     engine = (VLLM,) if config.rollout.engine == "vllm" else ()
-    replicas = {REPLICA + name: (WEIGHTS, *model, *engine, *settings) for name in plan.standalone + plan.hybrid}
+    replicas = {REPLICA_PREFIX + name: (WEIGHTS, *model, *engine, *settings) for name in plan.standalone + plan.hybrid}
     # The archiver copies the model with the recording; who decides reads the log only, which the archiver completes for them.
     others = {"archiver": (FOLDER, *model), "policy": (FOLDER,), "controller": settings, "rollouter": (REWARD, *of_files, *settings)}
     assert others.keys() == set(DECIDERS)
@@ -109,29 +115,53 @@ def versions_here() -> dict[str, str]:
 
 
 @contextmanager
-def asking(place: RunPlace, config: RunConfig) -> Iterator[Asked]:
-    """What to ask nodes of a run whose folder and server are there. Raises ConfigError when nothing can be written into the folder."""
+def asking(config: RunConfig, folder: Path, url: str | None) -> Iterator[Asked]:
+    """What to ask nodes: a file lies in what they must share for as long as the block runs.
+
+    `folder`: the run's, or the one that it will be in, which need not be there either; `url`: of its server, None: one will be embedded.
+    Raises ConfigError when nothing can be written there, LogUnavailable or ServerError when the server does not answer.
+    """
+    whole = asked(config, folder)
     marker, content = f".seen-{secrets.token_hex(8)}", secrets.token_hex(16)
-    path = place.folder / marker
+    beside = () if whole.weights.is_relative_to(folder) else (whole.weights,)
+    # Parts of the folder may be elsewhere: links, or mounts of their own.
+    shared = (nearest(folder), *(path for name in (CHECKPOINTS, WEIGHTS) if (path := folder / name).is_dir()))
+    with ExitStack() as stack:
+        for path in shared:
+            stack.enter_context(_marked(path / marker, content, "set folder to another place"))
+        for path in beside:
+            stack.enter_context(_marked(path / marker, content, "make weights.folder there as on the nodes, or leave it out"))
+        server = {"host": host_of(machine_id())} if url is None else {"url": url, "server": server_id(url)}
+        yield whole.model_copy(update={"marker": marker, "content": content, "shared": shared, "shared_weights": beside} | server)
+
+
+@contextmanager
+def _marked(path: Path, content: str, instead: str) -> Iterator[None]:
     try:
         path.write_text(content)
     except OSError as error:
-        raise ConfigError(f"nothing can be written into {place.folder}: {error.strerror}; set folder to another place") from error
+        raise ConfigError(f"nothing can be written into {path.parent} here: {error.strerror}; {instead}") from error
     try:
-        yield asked(config, place.folder).model_copy(
-            update={"marker": marker, "content": content, "url": place.url, "server": server_id(place.url)}
-        )
+        yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
+
+
+def nearest(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def asked(config: RunConfig, folder: Path) -> Asked:
-    """The part that is known before the run's folder is made."""
+    """What nodes are asked without a look at anything here."""
     spec = reward_spec(config)
     scripted = config.model.path == SCRIPTED
     return Asked(
-        folder=folder, marker="", content="", url="", server="",
-        weights=(config.weights.folder or folder / "weights").absolute(),
+        folder=folder,
+        weights=(config.weights.folder or folder / WEIGHTS).absolute(),
         model=None if config.model.path in (BUILTIN, SCRIPTED) else Path(config.model.path).absolute(),
         files=tuple(Path(name).absolute() for name in (*config.data.train_files, *config.data.val_files)),
         reward=None if spec.file is None else Path(spec.file).absolute(),
@@ -155,108 +185,3 @@ def server_id(url: str) -> str:
         connection.close()
     lines = reply.decode().splitlines() if isinstance(reply, bytes) else []
     return next((line.partition(":")[2] for line in lines if line.startswith("run_id:")), "")
-
-
-# --- on a node -------------------------------------------------------------------------------------------------------------------
-
-
-def look(text: str) -> str:
-    """Looks at the node it runs on: Asked as JSON, Found as JSON."""
-    return look_here(Asked.model_validate_json(text)).model_dump_json()
-
-
-def look_here(asked: Asked) -> Found:
-    """What this machine has."""
-    wrong = {
-        FOLDER: _folder(asked),
-        LOGS: _writable(asked.folder),
-        WEIGHTS: _weights(asked),
-        MODEL: _model(asked.model),
-        DATA: _files(asked.files, "data.train_files or data.val_files"),
-        REWARD: _files(() if asked.reward is None else (asked.reward,), "data.reward"),
-        SERVER: _server(asked),
-        PACKAGES: _packages(asked.packages),
-        VLLM: _vllm(asked),
-    }
-    return Found(
-        host=platform.node(),
-        versions={package: version_of(package) for package in asked.packages},
-        problems={need: words for need, words in wrong.items() if words},
-    )
-
-
-def _folder(asked: Asked) -> str:
-    if not asked.marker:
-        return ""
-    try:
-        seen = (asked.folder / asked.marker).read_text() == asked.content
-    except OSError:
-        seen = False
-    if not seen:
-        return f"the run's folder {asked.folder} is not the same there: mount it under that path, or set folder to one that all nodes share"
-    return _writable(asked.folder)
-
-
-def _writable(folder: Path) -> str:
-    """A folder that is there, or can be made."""
-    nearest = folder
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK) and not os.statvfs(nearest).f_flag & os.ST_RDONLY:
-        return ""
-    what = f"{folder} cannot be written" if nearest == folder else f"{folder} cannot be made, for {nearest} cannot be written"
-    return f"{what} there: give {_user()} the right to, or set folder to another place"
-
-
-def _weights(asked: Asked) -> str:
-    if asked.weights.is_relative_to(asked.folder):
-        return _folder(asked)
-    if not asked.weights.is_dir():
-        return f"weights.folder {asked.weights} is not there: mount it under that path, or leave weights.folder out"
-    return _writable(asked.weights)
-
-
-def _model(folder: Path | None) -> str:
-    if folder is None or (folder / "config.json").is_file():
-        return ""
-    return f"model.path {folder} has no config.json there: copy the model under that path, or name a folder that all nodes share"
-
-
-def _files(paths: Sequence[Path], setting: str) -> str:
-    missing = [str(path) for path in paths if not path.exists()]
-    return (
-        f"{', '.join(missing)} ({setting}) is not there: copy it under that path, or name a folder that all nodes share" if missing else ""
-    )
-
-
-def _server(asked: Asked) -> str:
-    if not asked.url:
-        return ""
-    try:
-        found = server_id(asked.url)
-    except SwingshiftError as error:
-        return f"the run's server is not in reach: {error}; name one that every node reaches with --redis redis://HOST:PORT"
-    if found != asked.server:
-        return "another server answers there under the URL of the run's: name it with --redis by an address that is its own on every node"
-    return ""
-
-
-def _packages(packages: Sequence[str]) -> str:
-    missing = [package for package in packages if not version_of(package)]
-    return (
-        f"{', '.join(missing)} is not installed there: install requirements.lock on the node, or set cluster.runtime_env to {{pip: …}}"
-        if missing
-        else ""
-    )
-
-
-def _vllm(asked: Asked) -> str:
-    if not asked.vllm:
-        return ""
-    found = installed_vllm()
-    problem = problem_of(found) or (problem_on(found, "cuda:0" if asked.gpus else "") if found is not None else "")
-    return f"rollout.engine is vllm, and {problem}" if problem else ""
-
-
-def _user() -> str:
-    return f"user {os.getuid()}"

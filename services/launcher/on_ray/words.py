@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from services.devices import REPLICA
+from bus.sources import REPLICA_PREFIX
 from services.launcher.on_ray.placement import Node, Placement
 from services.launcher.on_ray.room import amounts_in_words
 
@@ -31,7 +31,7 @@ def placed_words(placement: Placement, nodes: Sequence[Node]) -> list[tuple[str,
 
 
 def _together(services: Sequence[str]) -> str:
-    return " + ".join(name.removeprefix(REPLICA) for name in dict.fromkeys(services))
+    return " + ".join(name.removeprefix(REPLICA_PREFIX) for name in dict.fromkeys(services))
 
 
 def _some(parts: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from services.entry import FAILED
+from services.exit_codes import FAILED
 from services.launcher.in_process import ThreadLauncher
 from services.launcher.local import LocalLauncher
 from services.launcher.protocol import Handle, Launcher, RunPlace, ServiceSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.entry import MISTAKEN
+from services.exit_codes import MISTAKEN
 from services.launcher.on_ray.launcher import RayLauncher
 from services.launcher.on_ray.placement import Placement, Seat
 from services.launcher.protocol import RunPlace, ServiceSpec

@@ -31,6 +31,8 @@ class Cluster:
         self.time = 0.0
         self.discarded = 0
         self.opened: list[ServiceSpec] = []
+        self.actor: Actor = self
+        """The one that is opened next."""
 
     def check(self) -> None: ...
 
@@ -45,7 +47,7 @@ class Cluster:
 
     def open(self, spec: ServiceSpec, seat: Seat) -> Actor:
         self.opened.append(spec)
-        return self
+        return self.actor
 
     def sweep(self, node: str, remains: str, then: Then) -> None:
         self.sweeps.append((node, Remains.model_validate_json(remains), then))
@@ -75,6 +77,19 @@ class Cluster:
                 action()
             else:
                 self.timers.append((at, action))
+
+
+class Other:
+    """Another actor."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def call(self, method: str, then: Then, *arguments: str) -> None:
+        self._cluster.call(method, then, *arguments)
+
+    def discard(self) -> None:
+        self._cluster.discard()
 
 
 @pytest.fixture
@@ -198,6 +213,25 @@ def test_one_that_is_ended_before_it_was_asked_for_is_never_asked_for(cluster: C
     handle.terminate()
     handle.begin()
     assert (handle.poll(), cluster.opened) == (TERMINATED, [])
+
+
+def test_one_that_is_not_to_be_where_it_was_placed_asks_for_another_place_and_hears_nothing_of_the_first(cluster: Cluster) -> None:
+    put: list[RayHandle] = []
+    handle = RayHandle(cluster, ServiceSpec("trainer"), Seat(None), "a node", put.append)
+    handle.begin()
+    first, cluster.actor = cluster.actor, Other(cluster)
+    cluster.answer("where", Said(WHERE.model_dump_json()))
+    assert put == [handle]
+    handle.ask("free_port", lambda port: pytest.fail("of a node that it has left"))
+    handle.leave("another node")
+    assert (first, cluster.discarded, handle.where, handle.waits_for()) == (cluster, 1, None, "another node")
+    cluster.answer("free_port", Said("77"))
+    elsewhere = WHERE.model_copy(update={"node": "another"})
+    cluster.answer("where", Said(elsewhere.model_dump_json()))
+    assert (handle.where, put) == (elsewhere, [handle, handle])
+    handle.start()
+    handle.leave("a third one")
+    assert cluster.asked() == ["start"], "it is started, so it stays"
 
 
 def test_signals_are_its_actors_business_and_an_actor_that_does_not_kill_is_ended_itself(cluster: Cluster) -> None:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from services.launcher.local import Command, living_members
 from services.launcher.on_ray.launcher import RayLauncher
+from services.launcher.on_ray.newcomers import Survey
 from services.launcher.on_ray.placement import Bundle, Placement, Seat
 from services.launcher.protocol import RunPlace, ServiceSpec
 from tests.clusters import ROOT, ThreeNodes
@@ -38,9 +40,9 @@ def driver(_connection: None, three_nodes: ThreeNodes) -> ThreeNodes:
     return three_nodes
 
 
-def launcher_of(folder: Path, placement: Placement, script: str, group: object | None = None) -> RayLauncher:
+def launcher_of(folder: Path, placement: Placement, script: str, group: object | None = None, survey: Survey | None = None) -> RayLauncher:
     command: Command = lambda spec: ["/bin/sh", "-c", script]  # noqa: E731
-    return RayLauncher(RunPlace("", f"r-{folder.name}"[-40:], folder), placement, group, command)
+    return RayLauncher(RunPlace("", f"r-{folder.name}"[-40:], folder), placement, group, command, survey)
 
 
 def on(node: str) -> Placement:
@@ -128,6 +130,42 @@ def test_a_node_with_gpus_comes_so_who_waited_starts_and_who_shares_several_is_t
     assert trainer == shared[1]
     assert sorted([*shared, standalone]) == ["0", "1", "2"]
     assert f"({driver.ids['g'][:8]})" in handles[2].how_it_ended()
+
+
+def test_a_node_that_joins_is_asked_first_and_what_was_put_on_one_that_lacks_something_goes_elsewhere(
+    driver: ThreeNodes, tmp_path: Path
+) -> None:
+    """Outside of what is reserved, and in it."""
+    import ray
+
+    said: list[str] = []
+
+    def look(text: str) -> str:
+        import ray
+
+        return f"{text} {ray.get_runtime_context().get_node_id()}"
+
+    def judge(name: str, answer: str) -> dict[str, str]:
+        assert answer.startswith("what is there? ")
+        return {} if answer.endswith(driver.ids.get("y", "none")) else {"policy": "no folder there", "replica:s0": "no model there"}
+
+    known: dict[str, dict[str, str]] = {node: {} for node in driver.ids.values()}
+    survey = Survey(known, lambda: nullcontext("what is there?"), look, judge, ("policy", "replica:s0"), 60, said.append)
+    bundle = Bundle({"new": 1.0, "CPU": 1.0}, (), ("replica:s0",))
+    seats = {"policy": Seat(None, resources={"new": 1.0}), "replica:s0": Seat(0, resources={"new": 1.0})}
+    group = ray.util.placement_group([dict(bundle.resources)], name="test-newcomers")
+    placement = anywhere(seats=seats, bundles=(bundle,))
+    with launcher_of(tmp_path, placement, "exit 0", group, survey) as launcher:
+        handles = [launcher.spawn(ServiceSpec(*name.split(":"))) for name in seats]
+        bad = driver.add("x", resources={"new": 2})
+        eventually(lambda: all("not one of the 1 that lack something for it" in handle.waits_for() for handle in handles))
+        driver.add("y", resources={"new": 2})
+        assert [end_of(handle) for handle in handles] == [0, 0]
+    ray.util.remove_placement_group(group)
+    assert all(f"({driver.ids['y'][:8]})" in handle.how_it_ended() for handle in handles)
+    whom = sorted((words.partition(" is not for ")[2].partition(", another one is looked for: ")) for words in said)
+    assert [(who, why[:15].strip()) for who, _, why in whom] == [("policy", "no folder there"), ("replica:s0", "no model there")]
+    assert all(f"({bad[:8]})" in words for words in said)
 
 
 def test_services_end_with_a_driver_that_is_killed(three_nodes: ThreeNodes, tmp_path: Path) -> None:

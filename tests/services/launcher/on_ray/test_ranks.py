@@ -123,7 +123,7 @@ def test_ranks_are_started_when_all_of_them_have_a_place_and_find_each_other_at_
         assert order.environment == {
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.0", "MASTER_PORT": "4711"
         }  # fmt: skip
-    assert [(order.spec.source, order.rank, order.token) for order in orders] == [("trainer", 0, "t"), ("trainer", 1, "t-rank1")]
+    assert [(order.spec.source, order.spec.rank, order.spec.token) for order in orders] == [("trainer", 0, "t"), ("trainer", 1, "t-rank1")]
     assert [order.spec.log_name for order in orders] == ["trainer", "trainer-rank1"]
     assert cluster.gang.poll() is None
 

@@ -15,6 +15,7 @@ from bus.events import RunPlanned
 from services.cli.screen import TerminalScreen
 from services.config import RunConfig
 from services.config_file import make_config
+from services.devices import Machine
 from services.launcher.here import LocalSite
 from services.launcher.on_ray import group
 from services.launcher.on_ray.site import RaySite
@@ -75,7 +76,8 @@ def lacking(need: str, *nodes: str) -> Callable[[str], str]:
     def look(text: str) -> str:
         import ray
 
-        from services.launcher.on_ray.survey import Asked, look_here
+        from services.launcher.on_ray.look import look_here
+        from services.launcher.on_ray.survey import Asked
 
         found = look_here(Asked.model_validate_json(text))
         wrong = {need: f"no {need} there"} if ray.get_runtime_context().get_node_id() in nodes else {}
@@ -110,10 +112,13 @@ def test_nothing_is_reserved_on_nodes_that_lack_something_for_who_sits_there(
     a, b, c = (three_nodes.ids[name] for name in "abc")
     config = scripted(tmp_path)
     try:
-        with RaySite(three_nodes.address, {}, lambda text: None, lacking("folder", a, c)) as other, launching(other, redis_url, config):
+        with (
+            RaySite(three_nodes.address, {}, lambda text: None, look=lacking("folder", a, c)) as other,
+            launching(other, redis_url, config),
+        ):
             # The trainer needs the folder; the replica needs it for its weights.
             assert bundles() == {"swingshift:r": [b, b]}
-            assert not list((tmp_path / "r").iterdir())
+            assert [path.name for path in (tmp_path / "r").rglob("*")] == ["logs", "ray.log"]
             assert signal.getsignal(signal.SIGTERM) is hear
         assert signal.getsignal(signal.SIGTERM) is hear
         assert not ray.is_initialized()
@@ -160,13 +165,14 @@ def test_a_run_that_another_driver_has_on_the_cluster_is_not_begun_a_second_time
         assert "swingshift:r" in bundles()
 
 
-def test_a_dry_run_shows_who_would_be_where_and_whether_there_is_room(three_nodes: ThreeNodes, tmp_path: Path) -> None:
+def test_a_dry_run_shows_who_would_be_where_and_whether_there_is_room(three_nodes: ThreeNodes, tmp_path: Path, redis_url: str) -> None:
+    """And asks the nodes for folder and server as a run would; nothing of that is left."""
     config = str(write_config(tmp_path))
-    on_ray = ("--dry-run", "--on", "ray", "--address", three_nodes.address)
+    on_ray = ("--dry-run", "--on", "ray", "--address", three_nodes.address, "--redis", redis_url)
     text = swingshift("run", config, *on_ray, "--set", "cluster.cpus.replica=3", status=2)
     assert "on the cluster needs trainer + h0 1 CPU on one node s0 3 CPU on one node rollouter any node" in text
     assert "the cluster is too small: replica:s0 needs 3 CPU on one node, and none that it may be on has that" in text
-    assert not (tmp_path / "runs").exists()
+    assert [str(path) for path in tmp_path.iterdir()] == [config]
 
 
 def test_gpus_that_others_have_by_rays_books_are_counted(three_nodes: ThreeNodes, site: RaySite, tmp_path: Path, redis_url: str) -> None:
@@ -195,6 +201,21 @@ class Full(LocalSite):
         assert place.folder.is_dir()
         raise ConfigError("there is no room")
         yield
+
+
+class Asked(LocalSite):
+    """A site that nobody is to ask anything."""
+
+    def machine(self, config: RunConfig) -> Machine:
+        raise AssertionError("it was asked")
+
+
+def test_an_id_that_is_taken_is_refused_before_anybody_is_asked_or_anything_is_made(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "r").mkdir()
+    with pytest.raises(ConfigError, match=f"there is a run 'r' in {tmp_path} already: choose another id with --run, or remove"):
+        run(scripted(tmp_path), "r", redis_url, TerminalScreen(), lambda entries: {}, Asked())
+    text = swingshift("run", str(write_config(tmp_path)), "--set", f"folder={tmp_path}", "--run", "r", "--dry-run", status=2)
+    assert "there is a run 'r'" in text
 
 
 def test_a_new_run_that_finds_no_place_leaves_no_folder_and_no_log(tmp_path: Path, redis_url: str) -> None:

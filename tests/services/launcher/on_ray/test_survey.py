@@ -12,9 +12,11 @@ from bus.errors import ConfigError
 from services.config import RunConfig
 from services.config_file import make_config
 from services.devices import DECIDERS, Machine
+from services.launcher.on_ray import look as looking
+from services.launcher.on_ray.look import look, look_here
 from services.launcher.on_ray.placement import Node, place
-from services.launcher.on_ray.survey import Asked, Found, asked, asking, differences, judge, look, look_here, needs_of
-from services.launcher.protocol import RunPlace
+from services.launcher.on_ray.survey import Asked, Found, asked, asking, differences, judge, needs_of
+from services.machine import host_of, machine_id
 from services.plan import plan_run
 
 NODES = Machine((), 0, 3)
@@ -22,6 +24,12 @@ NODES = Machine((), 0, 3)
 
 def config(**sections: object) -> RunConfig:
     return make_config({"async_training": {"total_steps": 10}, **sections}, "test")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is on one file system, which shows a file at once or never."""
+    monkeypatch.setattr(looking, "SEEN_S", 0.0)
 
 
 def question(folder: Path, **facts: object) -> Asked:
@@ -45,28 +53,55 @@ def test_what_is_asked_and_said_is_text(tmp_path: Path) -> None:
 
 def test_a_folder_is_the_same_only_with_the_marker_of_this_run_in_it(tmp_path: Path) -> None:
     (tmp_path / ".seen").write_text("it is this one")
-    assert look_here(question(tmp_path, marker=".seen", content="it is this one")).problems == {}
-    other = look_here(question(tmp_path, marker=".seen", content="it is another one")).problems
-    absent = look_here(question(tmp_path, marker=".unseen", content="it is this one")).problems
+    shared = (tmp_path,)
+    assert look_here(question(tmp_path, marker=".seen", content="it is this one", shared=shared)).problems == {}
+    other = look_here(question(tmp_path, marker=".seen", content="it is another one", shared=shared)).problems
+    absent = look_here(question(tmp_path, marker=".unseen", content="it is this one", shared=shared)).problems
     words = f"the run's folder {tmp_path} is not the same there: mount it under that path, or set folder to one that all nodes share"
     assert other == absent == {"folder": words, "weights": words}
 
 
 def test_weights_in_a_folder_of_their_own_are_looked_for_there(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
-    asked_for = question(tmp_path / "run", weights=weights)
-    assert look_here(asked_for).problems == {
-        "weights": f"weights.folder {weights} is not there: mount it under that path, or leave weights.folder out"
-    }
+    marked: dict[str, object] = {"weights": weights, "marker": ".seen", "content": "it is this one", "shared_weights": (weights,)}
+    asked_for = question(tmp_path / "run", **marked)
+    what_to_do = "mount it under that path, or leave weights.folder out"
+    assert look_here(asked_for).problems == {"weights": f"weights.folder {weights} is not there: {what_to_do}"}
     weights.mkdir()
+    assert look_here(asked_for).problems == {"weights": f"weights.folder {weights} is not the same there: {what_to_do}"}
+    (weights / ".seen").write_text("it is this one")
     assert look_here(asked_for).problems == {}
+
+
+def test_parts_of_the_folder_that_are_elsewhere_must_be_the_same_too(tmp_path: Path) -> None:
+    """Such as checkpoints that somebody has moved to a disk of the trainer's, with a link to them."""
+    run, elsewhere = tmp_path / "run", tmp_path / "disk"
+    elsewhere.mkdir()
+    run.mkdir()
+    (run / "checkpoints").symlink_to(elsewhere)
+    with asking(config(), run, None) as whole:
+        assert whole.shared == (run, run / "checkpoints")
+        (run / "checkpoints").unlink()
+        (run / "checkpoints").mkdir()
+        problem = look_here(whole).problems["folder"]
+        assert problem.startswith(f"the run's folder {run / 'checkpoints'} is not the same there: mount it")
+
+
+def test_before_a_run_has_a_folder_the_one_that_it_will_be_in_is_looked_for(tmp_path: Path) -> None:
+    runs = tmp_path / "shared" / "runs"
+    with asking(config(weights={"folder": str(tmp_path)}), runs, None) as whole:
+        assert (whole.shared, whole.shared_weights) == ((tmp_path,), (tmp_path,))
+        problems = look_here(whole.model_copy(update={"shared": (tmp_path / "shared",)})).problems
+    assert problems["folder"].startswith(f"the run's folder {runs} is not the same there")
+    assert not problems.keys() & {"weights", "server", "logs"}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_said_with_whose_right_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write everywhere, so the system's answer is given here."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (tmp_path / ".seen").write_text("here")
-    problems = look_here(question(tmp_path, marker=".seen", content="here")).problems
+    problems = look_here(question(tmp_path, marker=".seen", content="here", shared=(tmp_path,))).problems
     assert problems["folder"] == f"{tmp_path} cannot be written there: give user {os.getuid()} the right to, or set folder to another place"
     problems = look_here(question(tmp_path / "run" / "r")).problems
     assert problems["logs"].startswith(f"{tmp_path / 'run' / 'r'} cannot be made, for {tmp_path} cannot be written there: give user")
@@ -97,23 +132,34 @@ def test_a_server_that_is_not_in_reach_is_said_with_the_option_that_names_one(tm
 
 def test_another_server_under_the_same_url_is_not_the_runs(tmp_path: Path, redis_url: str) -> None:
     """As with redis://127.0.0.1 where each node has one."""
-    with asking(RunPlace(redis_url, "r", tmp_path), config()) as whole:
+    with asking(config(), tmp_path, redis_url) as whole:
         assert "server" not in look_here(whole).problems
         problem = look_here(whole.model_copy(update={"server": "that-of-another-node"})).problems["server"]
     assert problem.startswith("another server answers there under the URL of the run's")
 
 
 def test_nothing_stays_in_the_folder_of_what_was_asked(tmp_path: Path, redis_url: str) -> None:
-    with asking(RunPlace(redis_url, "r", tmp_path), config()) as whole:
+    with asking(config(), tmp_path, redis_url) as whole:
         assert look_here(whole).problems == {}
         assert (tmp_path / whole.marker).read_text() == whole.content
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_the_driver_itself_cannot_write_into_is_refused(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with pytest.raises(ConfigError, match=f"nothing can be written into {gone}: No such file or directory; set folder"):
-        asking(RunPlace("redis://127.0.0.1:1", "r", gone), config()).__enter__()
+    gone, file = tmp_path / "gone", tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"nothing can be written into {file} here: Not a directory; set folder to another place"):
+        asking(config(), file, None).__enter__()
+    with pytest.raises(ConfigError, match=f"nothing can be written into {gone} here: No such file or directory; make weights.folder there"):
+        asking(config(weights={"folder": str(gone)}), tmp_path / "runs", None).__enter__()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_without_a_named_server_only_the_drivers_own_machine_will_reach_the_embedded_one(tmp_path: Path) -> None:
+    with asking(config(), tmp_path, None) as whole:
+        assert whole.host == host_of(machine_id())
+        problem = look_here(whole.model_copy(update={"host": "another"})).problems["server"]
+    assert problem.startswith("the run's server is not in reach: none is named, and an embedded one is for one machine; name one")
 
 
 def test_each_service_needs_what_it_uses_and_no_more() -> None:
