@@ -66,10 +66,14 @@ VLLM_GIB := 5
 demo: $(ENGINE_VENV) ## the main job on this machine alone: asynchronous RL that lends the trainer's device; ENGINE=vllm: with vLLM
 	$(ENGINE_BIN)/swingshift run examples/demo.yaml $(if $(filter vllm,$(ENGINE)),--set rollout.engine=vllm)
 
-# About half of the tests go beside the others, which wait more than they compute: those that start no runs, and the pages, whose runs are short.
-BESIDE := tests/bus tests/golden tests/test_docs.py tests/policies tests/replay tests/simulation \
+# Tests run in three streams, for many wait more than they compute: those that start no runs, after which come those on vLLM; those on a
+# cluster, and the pages; and the others, which are whole runs.
+BESIDE := tests/bus tests/golden tests/policies tests/replay tests/simulation \
     $(addprefix tests/services/,archiver data engines policy tasks) \
     $(filter-out %/test_restart.py,$(wildcard tests/services/learner/test_*.py))
+CLUSTER := tests/services/launcher $(addprefix tests/test_,examples_cluster.py ray_losses.py ranks_end_to_end.py docs.py)
+# Several hundred processes are started: what Python compiles for one is there for the next, whatever it is told elsewhere.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What needs vLLM but does not destroy it, in one session for one start of vLLM; then what shows that all goes with the packages that vLLM wants.
 ON_VLLM = $(sort $(shell find tests -name 'test_*vllm*.py'; grep --recursive --files-with-matches --include='test_*.py' NEEDS_VLLM tests))
@@ -78,24 +82,35 @@ WITH_ITS_PACKAGES := $(addprefix tests/services/,engines/test_engine_contract.py
     $(addprefix learner/,test_hf.py test_passes.py test_export.py))
 LEFT_OUT := $(if $(filter $(VLLM_MACHINE),$(THIS_MACHINE)),,The tests on vLLM are left out: its build for CPUs is for $(VLLM_MACHINE), this is $(THIS_MACHINE).)
 
-test: check ray server browser ## set-up, static checks, then all tests; those on vLLM only where it can be installed
+# What is set up for vLLM meanwhile has a lock, for which the tests on it wait; they try again what has failed.
+test: ## set-up, static checks, then all tests; those on vLLM only where it can be installed
 	$(if $(LEFT_OUT),@echo "$(LEFT_OUT)")
-	@$(if $(shell command -v timeout),timeout 2h) $(this) --no-print-directory test-beside & beside=$$!; \
-	trap 'kill $$beside' INT TERM; \
-	$(BIN)/pytest --durations=10 --ignore-glob='$(subst %,*,$(HARD))' $(addprefix --ignore=,$(BESIDE)); others=$$?; \
-	echo "and beside them $(BESIDE):"; \
+	@mkdir -p build; \
+	trap 'kill $$vllm $$programs $$beside $$cluster' INT TERM; \
+	$(if $(LEFT_OUT),,$(limited) flock build/vllm.lock nice $(this) venv-vllm > build/vllm.txt 2>&1 & vllm=$$!;) \
+	$(limited) $(this) --no-print-directory server browser > build/programs.txt 2>&1 & programs=$$!; \
+	$(this) --no-print-directory check ray; set_up=$$?; \
+	wait $$programs || { cat build/programs.txt >&2; set_up=1; }; \
+	test $$set_up = 0 || { $(if $(LEFT_OUT),,kill $$vllm 2>/dev/null;) exit 1; }; \
+	$(limited) $(this) --no-print-directory test-beside & beside=$$!; \
+	$(limited) $(BIN)/pytest -q --durations=10 $(NOT_HARD) $(CLUSTER) > build/cluster.txt 2>&1 & cluster=$$!; \
+	$(BIN)/pytest --durations=10 $(NOT_HARD) $(addprefix --ignore=,$(BESIDE) $(CLUSTER)); others=$$?; \
+	echo "and beside them $(CLUSTER):"; \
+	wait $$cluster; cluster=$$?; cat build/cluster.txt; \
+	echo "and $(BESIDE):"; \
 	wait $$beside; beside=$$?; cat build/beside.txt; \
 	echo '$(or $(LEFT_OUT),and on vLLM:)'; $(if $(LEFT_OUT),,cat build/vllm.txt;) \
-	exit $$((others || beside))
+	exit $$((others || cluster || beside))
 
 # Not $(MAKE) by its name: lines that have it are followed in a dry run, too.
 this := $(MAKE)
+limited := $(if $(shell command -v timeout),timeout 2h)
+NOT_HARD := --ignore-glob='$(subst %,*,$(HARD))'
 
 test-beside:
 	@mkdir -p build; \
-	$(if $(LEFT_OUT),,nice $(this) venv-vllm > build/vllm.txt 2>&1 & vllm=$$!;) \
-	$(BIN)/pytest -q $(BESIDE) > build/beside.txt 2>&1; status=$$?; \
-	$(if $(LEFT_OUT),,wait $$vllm && $(this) test-vllm > build/vllm.txt 2>&1 || status=1;) \
+	$(BIN)/pytest -q --durations=10 $(BESIDE) > build/beside.txt 2>&1; status=$$?; \
+	$(if $(LEFT_OUT),,flock build/vllm.lock $(this) test-vllm > build/vllm.txt 2>&1 || status=1;) \
 	exit $$status
 
 test-vllm: venv-vllm ## the tests on vLLM

@@ -25,7 +25,7 @@ async_training: {total_steps: 6, ppo_mini_batch_size: 4, trigger_parameter_sync_
 supervisor: {grace_s: 20, first_delay_s: 0.05}
 """
 """A run without a model: everything else is real."""
-LONG = ["--set", "async_training.total_steps=100000", "--set", "scripted.seconds_per_step=0.02"]
+LONG = ["--set", "async_training.total_steps=100000", "--set", "scripted.seconds_per_step=0.2"]
 START_S = 90
 
 

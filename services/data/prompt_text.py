@@ -1,4 +1,7 @@
-"""How prompts become tokens: chat template and tokenizer of one model folder, and whether both fit the model."""
+"""How prompts become tokens: chat template and tokenizer of one model folder, and whether both fit the model.
+
+Their libraries are loaded once there is such a folder: every service and most commands import this module, and few have one.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from pathlib import Path
 
 from bus.errors import ConfigError
 from services.config import DataConfig
-from services.data.chat import read_chat_template, special_tokens
 from services.data.examples import Example, Message
 from services.data.model_folder import TOKENIZER_CONFIG, ModelFolder, read_json
-from services.data.tokenizer import TextTokenizer
 
 
 class PromptText:
     """The text and the tokens of examples. Raises ConfigError for a folder without a tokenizer."""
 
     def __init__(self, folder: Path, data: DataConfig) -> None:
+        from services.data.chat import read_chat_template
+        from services.data.tokenizer import TextTokenizer
+
         self._tokenizer = TextTokenizer(folder)
         self._template = read_chat_template(folder, data.apply_chat_template_kwargs)
         self._always_chat = data.apply_chat_template == "always"
@@ -48,6 +52,8 @@ class PromptText:
 
     def stop_token_ids(self, model: ModelFolder) -> tuple[int, ...]:
         """Tokens that end an answer: those of the model's generation settings, and the tokenizer's end token. Raises ConfigError."""
+        from services.data.chat import special_tokens
+
         file = self._folder / TOKENIZER_CONFIG
         token = special_tokens(read_json(file)).get("eos_token") if file.is_file() else None
         of_tokenizer = None if token is None else self._tokenizer.id_of(token)

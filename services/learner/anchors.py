@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from bus.errors import CheckpointError
-from services.learner.checkpoint import Checkpoint
+from services.learner.checkpoint import CYCLE_STEP, Checkpoint
 from services.learner.config import LearnerConfig
 
 CYCLE_START = "cycle_start"
 """Part of a checkpoint."""
-CYCLE_STEP = "cycle_step"
-"""Entry of a checkpoint's state."""
 
 Weights = dict[str, torch.Tensor]
 

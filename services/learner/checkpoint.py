@@ -16,19 +16,22 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING
 
 from bus.disk import flush, room
 from bus.errors import CheckpointError
 from services.learner.digests import file_digest
-from services.learner.tensor_file import Later, write_tensors
+from services.learner.tensor_file import in_turn, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    import torch
 
 STATE_FILE = "state.json"
 DIGESTS_FILE = "digests.json"
 MODEL = "model"
 """The part with the weights, under the names that they are published with."""
+CYCLE_STEP = "cycle_step"
+"""Entry of the state: after which step the cycle began, of a learner that knows."""
 _PARTIAL = ".partial-"
 
 State = Mapping[str, str | int]
@@ -56,12 +59,11 @@ class Checkpoint:
         return step
 
 
-Part = Mapping[str, torch.Tensor] | Mapping[str, Later]
-"""Tensors to be saved; those that come later are in memory one at a time."""
+def write_checkpoint(folder: Path, state: State, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Writes the folder; it must not exist. Of `LaterTensors`, one is in memory at a time.
 
-
-def write_checkpoint(folder: Path, state: State, parts: Mapping[str, Part]) -> None:
-    """Writes the folder; it must not exist. Raises CheckpointError when it does or when writing fails, and then leaves nothing."""
+    Raises CheckpointError when it does or when writing fails, and then leaves nothing.
+    """
     if folder.exists():
         raise CheckpointError(f"{folder} exists: a checkpoint is never overwritten, choose another name or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,7 @@ def read_checkpoint(folder: Path, parts: Collection[str] | None = None) -> Check
     if STATE_FILE not in digests:
         raise CheckpointError(f"{folder / DIGESTS_FILE} does not list {STATE_FILE}: use an older checkpoint")
     names = [Path(name) for name in sorted(digests) if name.endswith(".safetensors")]
-    return Checkpoint(folder, _read_json(folder / STATE_FILE), {name.stem: load_file(folder / name) for name in names})
+    return Checkpoint(folder, _read_json(folder / STATE_FILE), {name.stem: read_tensors(folder / name) for name in names})
 
 
 def first_difference(saved: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size]) -> str:
@@ -113,10 +115,9 @@ def remove_partial_checkpoints(parent: Path) -> Sequence[Path]:
     return leftovers
 
 
-def _write_files(partial: Path, state: State, parts: Mapping[str, Part]) -> None:
+def _write_files(partial: Path, state: State, parts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
     for name, tensors in parts.items():
-        later = {key: tensor if isinstance(tensor, Later) else Later.of(tensor) for key, tensor in tensors.items()}
-        write_tensors(later, partial / f"{name}.safetensors")
+        write_tensors(in_turn(tensors), partial / f"{name}.safetensors")
     (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=1, sort_keys=True) + "\n")
     files = sorted(partial.iterdir())
     (partial / DIGESTS_FILE).write_text(json.dumps({path.name: file_digest(path) for path in files}, indent=1) + "\n")

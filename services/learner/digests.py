@@ -6,8 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from services.learner.plain import Plain
+from services.learner.tensor_file import in_turn
+
+if TYPE_CHECKING:
+    import torch
 
 
 class WeightsDigest:
@@ -16,11 +21,10 @@ class WeightsDigest:
     def __init__(self) -> None:
         self._tensors: dict[str, bytes] = {}
 
-    def take(self, name: str, tensor: torch.Tensor) -> None:
+    def take(self, name: str, tensor: Plain) -> None:
         """Takes in one tensor."""
-        tensor = tensor.detach().cpu().contiguous()
-        header = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-        content = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).digest()
+        header = json.dumps([name, tensor.kind, list(tensor.shape)])
+        content = hashlib.sha256(tensor.content).digest()
         self._tensors[name] = header.encode() + b"\n" + content
 
     def hexdigest(self) -> str:
@@ -35,8 +39,8 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     bytes it is the digest that is digested, so tensors can be hashed or compared one by one.
     """
     digest = WeightsDigest()
-    for name in weights:
-        digest.take(name, weights[name])
+    for name, tensor in in_turn(weights).items():
+        digest.take(name, tensor.plain())
     return digest.hexdigest()
 
 

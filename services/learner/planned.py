@@ -9,7 +9,7 @@ from services.agreement import Publishing
 from services.config import SCRIPTED
 from services.learner.config import LearnerConfig
 from services.learner.protocol import Learner
-from services.plan import config_of
+from services.planned import config_of
 
 
 def planned_learner(plan: RunPlanned, settings: LearnerConfig | None = None, model: Path | None = None) -> Learner:

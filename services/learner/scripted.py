@@ -1,7 +1,7 @@
 """A learner without a model, for tests and benchmarks: its weights are a digest of everything it was trained on.
 
 Two of them have equal weights exactly if they were trained on the same batches in the same order and in the same cycles: a lost, doubled or
-swapped sample shows.
+swapped sample shows. They are made as bytes, so that a trainer with it starts without torch.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from bus.errors import CheckpointError
-from services.learner.anchors import CYCLE_STEP
 from services.learner.batch import check_batch, rollout_metrics
-from services.learner.checkpoint import MODEL, read_checkpoint, write_checkpoint
+from services.learner.checkpoint import CYCLE_STEP, MODEL, read_checkpoint, write_checkpoint
+from services.learner.plain import Plain
 from services.learner.protocol import StepReport
+from services.learner.tensor_file import LaterTensors, in_turn
 from services.samples import SampleGroup, pack_group
+
+if TYPE_CHECKING:
+    import torch
 
 KIND = "scripted-1"
 
@@ -57,7 +60,7 @@ class ScriptedLearner:
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See `Learner.weights`."""
-        return {"digest": torch.tensor(list(self._digest), dtype=torch.uint8)}
+        return LaterTensors({"digest": Plain("uint8", (len(self._digest),), memoryview(bytearray(self._digest)))})
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`."""
@@ -67,12 +70,12 @@ class ScriptedLearner:
         """See `Learner.load`."""
         checkpoint = read_checkpoint(folder)
         step = checkpoint.step(KIND)
-        saved = checkpoint.part(MODEL).get("digest")
+        saved = in_turn(checkpoint.part(MODEL)).get("digest")
         if saved is None or saved.shape != (32,):
             raise CheckpointError(f"{folder / 'model.safetensors'} has no digest of 32 bytes: it is of another model")
         cycle_step = checkpoint.state.get(CYCLE_STEP, step)
         assert isinstance(cycle_step, int)
-        self._digest, self._step, self._cycle_step = bytes(saved.tolist()), step, cycle_step
+        self._digest, self._step, self._cycle_step = bytes(saved.plain().content), step, cycle_step
 
     def offload(self) -> None:
         """Nothing to move."""

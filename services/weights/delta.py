@@ -24,9 +24,6 @@ from numpy.typing import NDArray
 from bus.errors import WeightsError
 from services.weights.gaps import CHUNK, Positions, decode, encode, most_bytes
 
-BASE = "base"
-"""Key in the file's metadata of the digest of the weights that it is to be applied to."""
-
 Bits = NDArray[np.unsignedinteger]
 """A tensor's elements as whole numbers of their size, flat."""
 Part = Literal["values", "gaps8", "gaps16", "mask", "all"]

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from safetensors import safe_open
 
 from bus.errors import WeightsError
@@ -24,10 +23,13 @@ from bus.events import WakeRequested, WeightsDelta, WeightUpdateRequested
 from services.engines.protocol import Engine
 from services.machine import SHARED_MEMORY
 from services.places import published_file
-from services.weights.delta import BASE
-from services.weights.files import WeightsFile, number_of, read_tensors
-from services.weights.memory_copy import WeightCopy
+from services.weights.files import BASE, WeightsFile, number_of, read_tensors
 from services.weights.store import load_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from services.weights.memory_copy import WeightCopy
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class WeightFetcher:
         try:
             with _entries(published_file(delta.uri, self._folder), delta.uri, base.digest) as entries:
                 base.copy.change(entries)
+            del entries  # whoever keeps the error would keep the memory
             weights = base.copy.read(f"of {notice.uri}, made from changes", notice.digest)
         except WeightsError:
             self.close()
@@ -148,6 +151,8 @@ class WeightFetcher:
 
     def _copied(self, notice: Notice, path: Path) -> WeightsFile | None:
         """From a copy that changes can be written over; the publication itself may be gone by then. None if there can be no copy."""
+        from services.weights.memory_copy import WeightCopy
+
         try:
             copy = WeightCopy(path)
         except WeightsError as error:
@@ -165,6 +170,8 @@ class WeightFetcher:
 @contextmanager
 def _entries(path: Path, uri: str, base_digest: str) -> Iterator[Mapping[str, torch.Tensor]]:
     """What a file with changes has. Raises WeightsError when it is gone or torn, or is of other weights than those of the digest."""
+    from services.weights.memory_copy import WeightCopy
+
     # Read, not mapped: the trainer may remove it meanwhile, and a file of another host that is gone must be an error, not a crash.
     copy = WeightCopy(path)
     try:

@@ -6,17 +6,20 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING
 
 from bus.disk import flush
 from bus.errors import WeightsError
 from services.learner import tensor_file
 from services.learner.digests import WeightsDigest, weights_digest
+from services.learner.tensor_file import LaterTensors, in_turn
+
+if TYPE_CHECKING:
+    import torch
 
 PARTIAL = ".partial"
+BASE = "base"
+"""Key in the metadata of a file with changes: the digest of the weights that it is to be applied to."""
 _NUMBERS = re.compile(r"weights-e(\d+)-v(\d+)-r(\d+)\.")
 
 
@@ -26,11 +29,11 @@ def number_of(path: Path) -> tuple[int, int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
-class WeightsFile(dict[str, torch.Tensor]):
+class WeightsFile(LaterTensors):
     """The tensors of a publication, mapped from the file that holds them: who serves them elsewhere can hand on the file instead."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], path: Path, digest: str, num_bytes: int) -> None:
-        super().__init__(tensors)
+        super().__init__(in_turn(tensors))
         self.path = path
         self.digest = digest
         self.num_bytes = num_bytes
@@ -45,7 +48,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, *, durable: b
     digest = WeightsDigest()
     partial = path.with_name(path.name + PARTIAL)
     try:
-        tensor_file.write_tensors(tensor_file.in_turn(tensors), partial, metadata, digest.take)
+        tensor_file.write_tensors(in_turn(tensors), partial, metadata, digest.take)
         if durable:
             flush(partial)
         partial.replace(path)
@@ -73,16 +76,17 @@ def read_weights(path: Path, what: str, digest: str) -> WeightsFile:
     """The tensors in a file, mapped; `what` is their name in messages. Raises WeightsError when it is gone, torn, or not of the digest."""
     tensors, num_bytes = read_tensors(path, what)
     if (found := weights_digest(tensors)) != digest:
+        del tensors  # whoever keeps the error would keep the memory
         raise WeightsError(f"weights {what} have digest {found}, the notice says {digest}: they are not the ones published")
     return WeightsFile(tensors, path, digest, num_bytes)
 
 
-def read_tensors(path: Path, what: str) -> tuple[dict[str, torch.Tensor], int]:
+def read_tensors(path: Path, what: str) -> tuple[LaterTensors, int]:
     """What is in a file, mapped, and the file's size. Raises WeightsError when it is gone or torn."""
     try:
         num_bytes = path.stat().st_size
-        return load_file(path), num_bytes
+        return tensor_file.read_tensors(path), num_bytes
     except FileNotFoundError as error:
         raise WeightsError(f"weights {what} are gone: take a newer publication, or share the folder between trainer and replica") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise WeightsError(f"weights {what} are torn: {error}; take a newer publication") from error

@@ -12,14 +12,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from bus.errors import WeightsError
 from bus.events import WeightsDelta
-from services.weights.delta import BASE, changes
-from services.weights.files import WeightsFile, read_tensors, write_tensors
+from services.weights.files import BASE, WeightsFile, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class DeltaPublisher:
 
     def compare(self, path: Path) -> dict[str, torch.Tensor] | None:
         """What changed in the weights of a file since the last publication; None when that is too much to be of use."""
+        from services.weights.delta import changes
+
         assert self._base is not None
         limit = (AT_MOST if self._mode == "on" else WORTH_IT) * self._base.weights.num_bytes
         try:

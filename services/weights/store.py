@@ -18,9 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from bus.disk import room
 from bus.errors import WeightsError
@@ -30,6 +28,9 @@ from services.machine import SHARED_MEMORY
 from services.places import published_file, shm_folder
 from services.weights.files import PARTIAL, WeightsFile, copy_file, number_of, read_weights, write_tensors
 from services.weights.publisher import DeltaMode, DeltaPublisher, delta_of, is_delta
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["WeightNotice", "WeightStore", "WeightsFile", "load_weights", "put_back"]
 

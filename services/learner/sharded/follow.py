@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigError, LearnerError
 from services.devices import cores_of, is_cuda
+from services.exit_codes import ENDED, FAILED, MISTAKEN
 from services.learner.config import LearnerConfig
 from services.learner.environment import THREADS
 from services.learner.sharded.local_ranks import meeting_at, say_ready
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from services.learner.sharded.group import RankGroup
 
 logger = logging.getLogger(__name__)
-
-ENDED, FAILED, MISTAKEN = 0, 1, 2
 
 
 def follow(group: RankGroup, config: LearnerConfig | None, local_rank: int) -> None:

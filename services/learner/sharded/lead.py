@@ -88,7 +88,7 @@ class ShardedLearner:
 
     def save(self, folder: Path) -> None:
         """See `Learner.save`. The folder is like that of a learner of one rank; one tensor at a time is collected for it."""
-        parts = {part: self._later(part, named) for part, named in self._ranks.rank.contents().items()}
+        parts = {part: LaterTensors(self._later(part, named)) for part, named in self._ranks.rank.contents().items()}
         write_checkpoint(folder, self._ranks.rank.state(), parts)
 
     def load(self, folder: Path) -> None:

@@ -14,7 +14,8 @@ from services.config_file import make_config
 from services.data.planning import plan_data
 from services.devices import Machine
 from services.launcher.folders import record_reward
-from services.plan import config_of, plan_run
+from services.plan import plan_run
+from services.planned import config_of
 from services.prompts import make_prompts
 from tests.services.data.folders import ASSISTANT, BEGIN, END, USER, make_folder, text_of, write_lines
 

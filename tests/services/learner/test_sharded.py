@@ -18,6 +18,7 @@ from bus.errors import CheckpointError, ConfigError, LearnerError
 from services.learner.config import LearnerConfig
 from services.learner.digests import weights_digest
 from services.learner.hf import HfLearner
+from services.learner.plain import Plain
 from services.learner.protocol import Learner
 from services.learner.sharded.group import RankGroup
 from services.learner.sharded.lead import ShardedLearner
@@ -100,7 +101,9 @@ def test_publishing_never_has_the_whole_model_beside_the_file(pair: ShardedLearn
     collected = pair.weights()
     assert isinstance(collected, LaterTensors)
 
-    def counted(later: Later) -> Later:
+    def counted(later: Later | Plain) -> Later:
+        assert isinstance(later, Later)
+
         def take() -> torch.Tensor:
             assert not [found for found in alive if found() is not None], "the one before was written already"
             tensor = later.take()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from bus.errors import ConfigError
 from services.config_file import make_config
 from services.context import make_context
 from services.devices import Machine
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.learner.config import LearnerConfig
 from services.learner.sharded.torchrun import INTERFACE, Torchrun, choose_interface, interface_to
 from services.plan import plan_run
@@ -48,6 +48,10 @@ def test_ranks_speak_over_the_network_that_rank_0_is_reached_by(monkeypatch: pyt
 def test_each_rank_is_bound_to_its_own_of_the_trainers_cores(tmp_path: Path) -> None:
     settings = {"actor": {"ranks": 2}, "devices": {"trainer": [0, 1, 2, 3]}, "async_training": {"total_steps": 1}}
     plan = plan_run(make_config(settings, "test"), "r1", Machine((0, 1, 2, 3)))
-    context = make_context("unix://none", plan, "trainer", "", tmp_path, "code")
-    assert [replace(context, rank=rank).own_cores for rank in (0, 1)] == ["0,1", "2,3"]
-    assert [replace(context, rank=rank, service="archiver").own_cores for rank in (0, 1)] == ["", ""]
+    place = RunPlace("unix://none", "r1", tmp_path)
+
+    def own_cores(service: str) -> list[str]:
+        return [make_context(place, ServiceSpec(service, rank=rank), plan, "code").own_cores for rank in (0, 1)]
+
+    assert own_cores("trainer") == ["0,1", "2,3"]
+    assert own_cores("archiver") == ["", ""]

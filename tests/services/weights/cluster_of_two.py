@@ -21,6 +21,7 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from services.config_file import make_config
 from services.context import make_context
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.learner.protocol import Learner
 from services.learner.scripted import ScriptedLearner
 from services.payloads import sample_blob
@@ -95,7 +96,8 @@ class Cluster:
     def trainer(self, machine: str, make_learner: Callable[[], Learner] = ScriptedLearner) -> Iterator[None]:
         """An incarnation of the trainer there, which is ended at the end of the block and need not have done all by then."""
         (self._memories / machine).mkdir(parents=True, exist_ok=True)
-        made = make_context(self._url, self.plan, "trainer", "", self.folder, "test", in_process=True)
+        place = RunPlace(self._url, self.plan.run, self.folder)
+        made = make_context(place, ServiceSpec("trainer"), self.plan, "test", in_process=True)
         context, core = replace(made, machine=machine), TrainerCore()
         store = WeightStore(context.run, "auto", context.weights_folder, self._memories / machine)
         files = CheckpointFiles(context.folder / "checkpoints")

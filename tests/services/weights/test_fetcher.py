@@ -18,8 +18,8 @@ from services.engines.config import EngineConfig
 from services.engines.script import Script, varying_length
 from services.engines.scripted import ScriptedEngine
 from services.learner.digests import weights_digest
-from services.weights.delta import BASE
 from services.weights.fetcher import Fetched, Loaded, WeightFetcher
+from services.weights.files import BASE
 from services.weights.store import WeightNotice, WeightStore
 
 

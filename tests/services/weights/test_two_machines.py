@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bus.events import CheckpointRequested, CheckpointSaved, RedoDiverged, StepDone, WeightsPublished, WeightsShared
+from bus.events import BatchFormed, CheckpointRequested, CheckpointSaved, RedoDiverged, StepDone, WeightsPublished, WeightsShared
 from services.learner.scripted import ScriptedLearner
+from services.places import checkpoint_folder
 from services.weights.store import load_weights
 from tests.services.weights.cluster_of_two import Cluster
 
@@ -83,6 +85,42 @@ def test_a_trainer_that_comes_back_elsewhere_makes_lost_weights_again_though_no_
         cluster.sample(1)
         after = cluster.wait(WeightsPublished, of_version(2))
         assert after.machine == "", "the replica is elsewhere"
+    assert not cluster.said(RedoDiverged)
+
+
+@pytest.mark.parametrize("cluster", [{"trigger_parameter_sync_step": 5, "total_steps": 20}], indirect=True)
+def test_checkpoints_that_an_operator_asks_for_within_a_cycle_leave_what_lost_weights_are_made_again_from(cluster: Cluster) -> None:
+    with cluster.trainer("A"):
+        cluster.grant(0)
+        cluster.sample(5)
+        lost = cluster.wait(WeightsPublished, of_version(1))
+        cluster.wait(CheckpointSaved, lambda event: event.step == 5)
+        cluster.grant(1)
+        for step in (6, 7, 8, 9):
+            cluster.sample(1)
+            cluster.wait(StepDone, lambda event, step=step: event.step == step)  # type: ignore[misc]
+            cluster.say("operator", CheckpointRequested())
+            cluster.wait(CheckpointSaved, lambda event, step=step: event.step == step)  # type: ignore[misc]
+    cluster.lose("A")
+    with cluster.trainer("B"):
+        assert cluster.wait(WeightsShared).version == 1
+        assert load_weights(lost.uri, lost.digest, cluster.shared).digest == lost.digest
+    assert not cluster.said(RedoDiverged)
+
+
+def test_a_checkpoint_that_is_asked_for_while_a_step_is_in_training_is_of_that_step(cluster: Cluster) -> None:
+    with cluster.trainer("A", lambda: ScriptedLearner(seconds_per_step=0.4)):
+        cluster.grant(0)
+        cluster.sample(1)
+        cluster.wait(BatchFormed)
+        cluster.say("operator", CheckpointRequested())
+        saved = cluster.wait(CheckpointSaved)
+        assert not [event for event in cluster.said(CheckpointSaved) if event.step == 0]
+    assert saved.step == 1
+    assert json.loads((checkpoint_folder(saved.uri, cluster.folder) / "state.json").read_text())["step"] == 1
+    with cluster.trainer("A"):
+        cluster.sample(1)
+        cluster.wait(WeightsPublished, of_version(1))
     assert not cluster.said(RedoDiverged)
 
 
