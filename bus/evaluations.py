@@ -6,8 +6,9 @@
               └────────▶ waits ──EvalDone┘
                            └─ a newer one is due ▶ superseded ▶ EvalDone(v) of no prompt
 
-One version is evaluated at a time and at most one waits: the newest, for what is newer says more. A validation prompt is no sample: in
-requests it has a number below 0, so that no fold can take it for one.
+One version is evaluated at a time and at most one waits: the newest, for what is newer says more. The rollouter may begin one before it
+reads that this is superseded: then its word goes, and weights are needed until it has said what became of them. A validation prompt is no
+sample: in requests it has a number below 0, so that no fold can take it for one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from bus.events import (
     SettingChanged,
     WeightsPublished,
 )
-from bus.requests import REPLICA_PREFIX
 from bus.settings import Settings
+from bus.sources import REPLICA_PREFIX
 
 
 def number_of(prompt: int) -> int:
@@ -49,8 +50,8 @@ class Evaluations:
         """What is evaluated now."""
         self.waiting: WeightsPublished | None = None
         """What is evaluated next."""
-        self.superseded: dict[int, None] = {}
-        """Versions that will not be evaluated and whose EvalDone is due."""
+        self.superseded: dict[int, WeightsPublished] = {}
+        """Version -> what will not be evaluated, unless that has begun already, and whose EvalDone is due."""
         self.pinned: EvalRequested | None = None
         """The replica that evaluates `current`."""
         self.timed_out = False
@@ -70,7 +71,8 @@ class Evaluations:
     @property
     def needed_uris(self) -> set[str]:
         """Publications that may still have to be loaded."""
-        return {publication.uri for publication in (self.current, self.waiting) if publication is not None}
+        turns = (self.current, self.waiting, *self.superseded.values())
+        return {publication.uri for publication in turns if publication is not None}
 
     def is_due(self, version: int) -> bool:
         """This version is to be evaluated."""
@@ -95,8 +97,8 @@ class Evaluations:
                 self.settings.apply(event)  # where somebody else has done so already, it is the same again
             case WeightsPublished():
                 self._publish(event)
-            case EvalRequested() if current is not None and event.version == current.version:
-                self.pinned = event
+            case EvalRequested():
+                self._pin(event)
             case EvalDone():
                 self._finish(event.version)
             case DeadlineMissed() if current is not None and event.key == _key(current.version):
@@ -110,6 +112,8 @@ class Evaluations:
             self.current, self.pinned = event, None
         elif self.waiting is not None and event.version == self.waiting.version:
             self.waiting = event
+        elif event.version in self.superseded:
+            self.superseded[event.version] = event
         elif event.version > self._newest:
             self._newest = event.version
             if self.is_due(event.version):
@@ -120,8 +124,19 @@ class Evaluations:
             self.current = event
             return
         if self.waiting is not None:
-            self.superseded[self.waiting.version] = None
+            self.superseded[self.waiting.version] = self.waiting
         self.waiting = event
+
+    def _pin(self, event: EvalRequested) -> None:
+        begun = self.superseded.pop(event.version, None)
+        if begun is not None:
+            if self.waiting is None:
+                self.waiting = self.current
+            elif self.current is not None:
+                self.superseded[self.current.version] = self.current
+            self.current, self.timed_out = begun, False
+        if self.current is not None and event.version == self.current.version:
+            self.pinned = event
 
     def _finish(self, version: int) -> None:
         self.superseded.pop(version, None)

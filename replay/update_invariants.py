@@ -18,7 +18,7 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 
 Incarnation = tuple[str, int]
 """(replica, epoch)"""
@@ -44,11 +44,14 @@ class UpdateInvariants:
         self._aborting: dict[Incarnation, dict[tuple[int, int], int]] = {}
         """(version, revision) that it was asked to load, with all in flight aborted -> position of that request."""
 
+        self._gone: dict[str, int] = {}
+        """Replica -> its newest incarnation that was lost or replaced. It may live on: what still comes of it counts for nobody."""
+
     def apply(self, entry: Entry) -> list[str]:
         """Takes in one entry."""
         event = entry.event
         match event:
-            case GenerationRequested():
+            case GenerationRequested() if event.epoch > self._gone.get(event.replica, 0):
                 where = (event.replica, event.epoch)
                 attempt = Attempt(entry.position, event.prefix_tokens, max(0, len(self._served.get(where, ())) - 1))
                 self._in_flight.setdefault(where, {})[event.request, event.attempt] = attempt
@@ -86,6 +89,7 @@ class UpdateInvariants:
         return [f"{where[0]} has taken weights {event.version} with {left} in flight, which it was to abort first"] if left else []
 
     def _forget(self, replica: str, epoch: int) -> None:
+        self._gone[replica] = max(epoch, self._gone.get(replica, 0))
         for of_incarnation in (self._in_flight, self._served, self._aborting):
             for gone in [where for where in of_incarnation if where[0] == replica and where[1] <= epoch]:
                 del of_incarnation[gone]

@@ -63,6 +63,8 @@ class PolicyAttached(Event):
     """A shadow's: its log source is `policy:LABEL`."""
     source: str = ""
     """Text of the file that it is from; empty for a built-in one."""
+    token: str = ""
+    """What whoever started this process gave it to be known by; empty: nothing."""
 
 
 class PolicyDetached(Event):

@@ -28,12 +28,15 @@ from bus.events import (
     SampleReady,
     SampleStarted,
     ServiceStarted,
+    StepDone,
+    WeightsPublished,
 )
 from bus.requests import Requests
 from services.payloads import answer_blob, requested_prompt_blob, sample_blob
-from services.trainer.core import KEPT_CHECKPOINTS
+from services.trainer import kept
+from services.trainer.kept import KeptCheckpoints
 
-RARE = tuple(event.kind for event in (CheckpointSaved, ReplicaLost, ServiceStarted))
+RARE = (*kept.KINDS, *(event.kind for event in (ReplicaLost, ServiceStarted)))
 KINDS = (
     *RARE,
     *(
@@ -70,7 +73,7 @@ class PayloadLives:
         """Sample -> where it was born, while it is ready and waits for a step."""
         self._batches: list[tuple[int, BatchFormed]] = []
         """(position, batch) of steps that a redo may need."""
-        self._checkpoints: list[CheckpointSaved] = []
+        self._kept = KeptCheckpoints()
 
     @property
     def floor(self) -> int | None:
@@ -118,8 +121,9 @@ class PayloadLives:
                 self._batches.append((entry.position, event))
                 for sample in event.samples:
                     self._ready.pop(sample, None)
-            case CheckpointSaved():
-                return self._keep(event)
+            case CheckpointSaved() | StepDone() | WeightsPublished():
+                self._kept.apply(event)
+                return self._forget()
             case _:
                 pass
         return []
@@ -153,11 +157,10 @@ class PayloadLives:
         del works[number]
         return list(work.names)
 
-    def _keep(self, event: CheckpointSaved) -> list[str]:
-        self._checkpoints = [*self._checkpoints, event][-KEPT_CHECKPOINTS:]
-        if len(self._checkpoints) < KEPT_CHECKPOINTS:
+    def _forget(self) -> list[str]:
+        oldest = self._kept.oldest
+        if oldest is None:
             return []
-        oldest = self._checkpoints[0].step
-        dead = [sample_blob(sample) for _, batch in self._batches if batch.step <= oldest for sample in batch.samples]
-        self._batches = [(position, batch) for position, batch in self._batches if batch.step > oldest]
+        dead = [sample_blob(sample) for _, batch in self._batches if batch.step <= oldest.step for sample in batch.samples]
+        self._batches = [(position, batch) for position, batch in self._batches if batch.step > oldest.step]
         return dead

@@ -38,11 +38,9 @@ from bus.events import (
 )
 from bus.requests import ANSWERING
 from services.learner.micro_batches import plan_micro_batches
+from services.trainer.kept import KeptCheckpoints
 from services.trainer.shares import Shares
 from services.trainer.staleness import choose, missing, too_old
-
-KEPT_CHECKPOINTS = 3
-"""Newest checkpoints that a restart may fall back to; batches after the oldest of them are remembered for the redo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +94,9 @@ class TrainerCore:
         self.granted = False
         self.home = True
         self.ended = False
-        self.checkpoints: list[CheckpointSaved] = []
+        self.kept = KeptCheckpoints()
         self.history: list[BatchFormed] = []
-        """Batches after the oldest checkpoint that a restart may use."""
+        """Batches that a redo may need."""
         self.payloads: dict[int, BlobRef] = {}
         """Sample -> its payload, of samples that are ready, in a batch, or in `history`."""
         self.publications: dict[int, tuple[int, WeightsPublished]] = {}
@@ -123,6 +121,7 @@ class TrainerCore:
         self.books.apply(event)
         self.evaluations.apply(entry)
         self.shares.apply(entry)
+        self.kept.apply(event)
         match event:
             case SampleReady():
                 self.payloads.setdefault(event.sample, event.blob)
@@ -167,6 +166,9 @@ class TrainerCore:
 
     def _take_step(self, event: StepDone, position: int) -> None:
         self._step_position = position
+        if self._checkpoint_due is not None:
+            # It was asked for while this step was in training: what it was after is no more.
+            self._checkpoint_due = event.step
         if event.is_boundary:
             self.granted = False
             self._publish_cause = position
@@ -181,13 +183,17 @@ class TrainerCore:
         self.publications[event.version] = (self.books.steps_done if known is None else known[0], event)
         if event.version > 0 and (event.version % plan.checkpoint_every_versions == 0 or self.books.last_step_done):
             self._checkpoint_due = self.books.steps_done
+        self._forget()
 
     def _take_checkpoint(self, event: CheckpointSaved) -> None:
         if self._checkpoint_due is not None and self._checkpoint_due <= event.step:
             self._checkpoint_due = None
-        self.checkpoints = [*self.checkpoints, event][-KEPT_CHECKPOINTS:]
-        if len(self.checkpoints) == KEPT_CHECKPOINTS:
-            oldest = self.checkpoints[0]
+        self._forget()
+
+    def _forget(self) -> None:
+        """What no redo can need."""
+        oldest = self.kept.oldest
+        if oldest is not None:
             for sample in (sample for batch in self.history if batch.step <= oldest.step for sample in batch.samples):
                 self.payloads.pop(sample, None)
             self.history = [batch for batch in self.history if batch.step > oldest.step]

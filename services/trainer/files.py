@@ -32,12 +32,12 @@ class CheckpointFiles:
         return checkpoint_folder(uri, self._root.parent)
 
     def keep(self, uris: Collection[str]) -> None:
-        """Removes every checkpoint that is older than all of `uris`."""
+        """Removes all others that are older than the newest of `uris`; of a later one the log may only not know yet."""
         kept = {self._root / Path(unquote(urlparse(uri).path)).name for uri in uris}
         present = [path for path in kept if path.is_dir()]
         if not present:
             return
-        oldest = min(path.stat().st_mtime_ns for path in present)
+        newest = max(path.stat().st_mtime_ns for path in present)
         for path in self._root.iterdir():
-            if _NAME.fullmatch(path.name) and path not in kept and path.stat().st_mtime_ns < oldest:
+            if _NAME.fullmatch(path.name) and path not in kept and path.stat().st_mtime_ns < newest:
                 shutil.rmtree(path)

@@ -53,15 +53,15 @@ class Recovery:
     def _load(self, learner: Learner, position: int, steps: list[int]) -> int:
         """Loads the newest checkpoint that is not after the first of these steps for which there is one; returns its step."""
         # One that was saved in another history of this run, which the log has lost, is none of this one.
-        known = [saved for saved in self._core.checkpoints if saved.position <= position]
-        whole = not self._core.history or self._core.history[0].step == 1
+        known = [saved for saved in self._core.kept.saved if saved.position <= position]
+        whole = self._core.kept.oldest is None
         for step in steps:
             saved = load_newest(learner, [saved for saved in known if saved.step <= step], self._files.path)
             if saved is not None or whole:
                 return 0 if saved is None else saved.step
         raise LearnerError(
-            f"none of the checkpoints {[saved.uri for saved in self._core.checkpoints]} can be read, and the batches before step "
-            f"{self._core.history[0].step} are no longer kept: restore one of these folders, or start a new run"
+            f"none of the checkpoints {[saved.uri for saved in self._core.kept.saved]} can be read, and the batches up to the oldest "
+            "are no longer kept: restore one of these folders, or start a new run"
         )
 
     def _compare(self, learner: Learner, position: int, published: WeightsPublished, digest: str) -> Facts:

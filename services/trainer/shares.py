@@ -10,9 +10,7 @@ from bus.entry import Entry
 from bus.evaluations import Evaluations
 from bus.events import ServiceStarted, WeightsPublished
 from bus.reach import Reach
-from bus.requests import REPLICA_PREFIX
-
-TRAINER = "trainer"
+from bus.sources import REPLICA_PREFIX, TRAINER
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from bus.errors import WeightsError
 from bus.events import RedoDiverged, WeightsPublished, WeightsShared
@@ -18,6 +17,9 @@ from services.shell import Facts, Shell
 from services.trainer.core import TrainerCore
 from services.trainer.shares import Share
 from services.weights.store import SharedWeights, WeightStore
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 

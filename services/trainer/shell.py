@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bus.blobs import get_blob
+from bus.blobs import get_blobs
 from bus.core import Request
 from bus.entry import Entry
 from bus.events import BatchFormed, CheckpointSaved, DevicesReloaded, DevicesYielded, Event, StepDone, WeightsPublished
@@ -25,7 +25,7 @@ from services.learner.protocol import Learner
 from services.learner.wire import AS_TRAINED, as_published
 from services.samples import SampleGroup, unpack_group
 from services.shell import Facts, Shell
-from services.trainer.core import KEPT_CHECKPOINTS, Checkpoint, Publish, Reload, Train, TrainerCore, Yield
+from services.trainer.core import Checkpoint, Publish, Reload, Train, TrainerCore, Yield
 from services.trainer.files import CheckpointFiles
 from services.trainer.recovery import Recovery
 from services.trainer.shares import Share
@@ -108,7 +108,7 @@ class TrainerPerformer:
 
     def durable(self, position: int) -> int:
         """A successor begins with the newest checkpoint and trains again what comes after it."""
-        checkpoints = self._core.checkpoints
+        checkpoints = self._core.kept.saved
         return min(position, checkpoints[-1].position) if checkpoints else 0
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class TrainerPerformer:
             case Publish():
                 return [*self._restore(), (self._publish(request.version, 0), request.cause)]
             case Checkpoint():
-                return [*self._restore(), (self._save(request), request.cause)]
+                return [*self._restore(), *self._save(request)]
             case Train():
                 # Replicas may wait for weights that are back, which is not to wait for a step.
                 self._post(self._restore())
@@ -184,14 +184,18 @@ class TrainerPerformer:
             machine=machine if notice.transport == "shm" else "",
         )  # fmt: skip
 
-    def _save(self, request: Checkpoint) -> CheckpointSaved:
-        began = time.monotonic()
+    def _save(self, request: Checkpoint) -> Facts:
+        began, learner = time.monotonic(), self._learner_or_new(offloaded=False)
+        if learner.step != request.step:
+            # Asked for while the next step was in training: the core asks for one after that.
+            return []
         folder = self._files.folder(self.shell.host.producer.epoch, request.step)
-        self._learner_or_new(offloaded=False).save(folder)
-        return CheckpointSaved(
+        learner.save(folder)
+        saved = CheckpointSaved(
             step=request.step, version=request.version, position=request.position, uri=folder.as_uri(), digest="",
             seconds=time.monotonic() - began,
         )  # fmt: skip
+        return [(saved, request.cause)]
 
     def _train(self, request: Train) -> StepDone:
         began = time.monotonic()
@@ -213,7 +217,8 @@ class TrainerPerformer:
             logger.warning("%s: %s", found, found.advice)
 
     def _groups(self, batch: BatchFormed) -> list[SampleGroup]:
-        return [unpack_group(get_blob(self._blobs, self._core.payloads[sample])) for sample in batch.samples]
+        refs = [self._core.payloads[sample] for sample in batch.samples]
+        return [unpack_group(data) for data in get_blobs(self._blobs, refs)]
 
     def _restore(self) -> Facts:
         """Brings the learner to where the log is, once after a restart."""
@@ -224,11 +229,11 @@ class TrainerPerformer:
         return facts
 
     def _tidy(self, request: Request) -> None:
-        """Removes what nobody can need any more: older weights, and checkpoints behind the oldest kept one."""
+        """Removes what nobody can need any more: older weights, and checkpoints that are not kept."""
         if isinstance(request, Publish) and self._core.books.publication is not None:
             self._store.retire({self._core.books.publication.uri, *self._core.evaluations.needed_uris})
-        if isinstance(request, Checkpoint) and len(self._core.checkpoints) == KEPT_CHECKPOINTS:
-            self._files.keep({saved.uri for saved in self._core.checkpoints})
+        if isinstance(request, Checkpoint):
+            self._files.keep({saved.uri for saved in self._core.kept.saved})
 
 
 def main(context: ServiceContext) -> None:

@@ -69,13 +69,33 @@ def test_one_is_evaluated_the_newest_waits_and_what_it_replaces_is_said_to_be_su
     assert evaluations.current == published(1)
     assert evaluations.waiting == published(3)
     assert list(evaluations.superseded) == [2]
-    assert evaluations.needed_uris == {"w1.0", "w3.0"}
+    assert evaluations.needed_uris == {"w1.0", "w2.0", "w3.0"}
     story.tell(done(2), done(1))
+    assert evaluations.needed_uris == {"w3.0"}
     assert evaluations.current == published(3)
     assert not evaluations.superseded
     story.tell(done(3))
     assert not evaluations.pending
     assert evaluations.needed_uris == set()
+
+
+@pytest.mark.parametrize(("newer", "superseded"), [((3,), []), ((3, 4), [3])])
+def test_what_was_begun_before_it_was_known_to_be_superseded_is_evaluated(newer: tuple[int, ...], superseded: list[int]) -> None:
+    """The rollouter says that 1 is done and begins 2; what is newer is in the log before its word, and was not read yet."""
+    story = Story()
+    story.tell(published(1), published(2), published(3), done(1), *(published(version) for version in newer[1:]))
+    evaluations = story.evaluations
+    assert "w2.0" in evaluations.needed_uris
+    story.tell(EvalRequested(version=2, replica="s0", epoch=1), source="rollouter")
+    assert evaluations.current == published(2)
+    assert evaluations.pinned is not None
+    assert evaluations.waiting == published(newer[-1])
+    assert list(evaluations.superseded) == superseded
+    assert [deadline.key for deadline in evaluations.deadlines()] == ["eval:2"]
+
+
+def test_what_is_superseded_and_published_anew_is_needed_as_it_is_now() -> None:
+    assert Story().tell(published(1), published(2), published(3), published(2, revision=1)).needed_uris == {"w1.0", "w2.1", "w3.0"}
 
 
 def test_a_second_outcome_and_a_second_publication_count_for_nobody() -> None:

@@ -49,9 +49,18 @@ def broken(*events: Event) -> list[str]:
         [*update(1), *update(2), asked(prefix_tokens=3), ended((0, 2), (1, 1), (2, 4))],
         [*update(1), asked(), ended((1, 2)), *update(2, "abort")],
         [*update(1), asked(), ReplicaLost(replica="s0", epoch=1), *update(2, "abort"), ended((7, 1))],
+        [*update(1), ReplicaLost(replica="s0", epoch=1), asked(), ended((1, 1))],
         [*update(1), asked(), *update(2), ended((1, 1)), ended((9, 1))],
     ],
-    ids=["over two updates", "nothing before the update", "a prefix from elsewhere", "ended in time", "lost", "a second outcome"],
+    ids=[
+        "over two updates",
+        "nothing before the update",
+        "a prefix from elsewhere",
+        "ended in time",
+        "lost",
+        "asked when it was lost",
+        "a second outcome",
+    ],
 )
 def test_what_can_be_is_no_fault(events: list[Event]) -> None:
     assert broken(*events) == []

@@ -18,6 +18,8 @@ from tests.simulation.plans import ARROWS
 FOLDER = -1
 """Where weights lie that every machine can read."""
 GANG = "the trainer and its hybrids"
+MOST_CHECKPOINTS = 40
+"""That an operator asks for in one run: without a bound no deadline would ever pass."""
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Losses:
     """A service whose machine an aimed loss hits; empty: any."""
     cut_off: float = 0.0
     """Share of losses of machines that live on."""
+    checkpoints: float = 0.0
+    """At each tick, that an operator asks for one."""
 
 
 def draw_losses(random: Random) -> Losses:
@@ -44,6 +48,7 @@ def draw_losses(random: Random) -> Losses:
         chance=random.choice((0.0, 0.003, 0.01)),
         aimed={kind: random.randint(1, 3) for kind in random.sample(ARROWS, random.randint(1, 4))},
         cut_off=random.choice((0.0, 0.0, 0.3, 1.0)),
+        checkpoints=random.choice((0.0, 0.0, 0.02, 0.1)),
     )
 
 
@@ -55,6 +60,7 @@ class Nodes:
         self.losses = losses or Losses()
         self.lost = 0
         """How many have been."""
+        self._checkpoints = MOST_CHECKPOINTS
         self._alive = list(range(self.losses.count))
         self._next = self.losses.count
         self._seats: dict[str, int] = {}
@@ -99,6 +105,12 @@ class Nodes:
         """Whether a machine is lost at this tick."""
         losses = self.losses
         return bool(losses.chance and self.lost < losses.most and self._alive and self.random.random() < losses.chance)
+
+    def asks_for_checkpoint(self) -> bool:
+        """Whether an operator does at this tick."""
+        wanted = bool(self.losses.checkpoints and self._checkpoints and self.random.random() < self.losses.checkpoints)
+        self._checkpoints -= wanted
+        return wanted
 
     def strikes_after(self, kind: str) -> bool:
         """Whether a machine is lost after this append."""

@@ -6,6 +6,7 @@ World._tick ─▶ Keeping.look ─▶ Keeper ─spawn─▶ SimPolicy (the plan
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +16,7 @@ from bus.host import Host, rebuild
 from bus.memory_log import MemoryLog
 from bus.snapshot import freeze
 from services.config import SupervisorConfig
-from services.entry import ENDED, FAILED, FENCED
+from services.exit_codes import ENDED, FAILED, FENCED
 from services.launcher.keeper import Keeper
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
 from services.policy.core import PolicyCore, label_of
@@ -168,12 +169,16 @@ class Keeping:
         self._log = MemoryLog(world.store)
         self.processes: list[KeptPolicy] = []
         self.position = 0
+        self._tokens = count(1)
         self._plan = Chosen(world.plan.policy, world.plan.policy_params, "")
         self._keeper = self._new_keeper(Roster())
 
     def _new_keeper(self, roster: Roster) -> Keeper:
         place = RunPlace("", self._world.plan.run, NOWHERE)
-        return Keeper(place, self, CONFIG, roster, self._say, self._drain, lambda: self._world.ticks / TICKS_A_SECOND)
+        return Keeper(
+            place, self, CONFIG, roster, self._say, self._drain, lambda: self._world.ticks / TICKS_A_SECOND,
+            make_token=lambda: f"token {next(self._tokens)}",
+        )  # fmt: skip
 
     @property
     def roster(self) -> Roster:
@@ -237,8 +242,9 @@ class Keeping:
         mode: Mode = "shadow" if spec.name else "active"
         code = OTHER_CODE if self._world.random.random() < self._world.faults.other_code else CODE
         attached = PolicyAttached(
-            name=chosen.name, params=dict(chosen.params), mode=mode, code=code, request=spec.request, label=spec.name or chosen.promoted
-        )
+            name=chosen.name, params=dict(chosen.params), mode=mode, code=code, request=spec.request, label=spec.name or chosen.promoted,
+            token=spec.token,
+        )  # fmt: skip
         kind = SimCandidate if spec.candidate else KeptPolicy
         core = core_of(chosen.name, chosen.params, mode, spec.name)
         process = kind(self._world, core, attached, handle)

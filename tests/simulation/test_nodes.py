@@ -22,6 +22,7 @@ from bus.events import (
 )
 from bus.reach import Reach
 from services.controller.replicas import Replicas
+from services.trainer.kept import KEPT_CHECKPOINTS, KeptCheckpoints
 from tests.cases.runs import of_kind, small_plan
 from tests.simulation.check import run_on_nodes, run_world
 from tests.simulation.nodes import Losses
@@ -89,6 +90,29 @@ def test_weights_that_were_lost_with_a_machine_are_there_again_before_anybody_is
             found += 1
             assert newest.uri in {event.uri for event in again}
     assert found > 2
+
+
+def lose_after_many_checkpoints(seed: int) -> World:
+    """An operator asks for one after the other within a cycle; then the machine is lost in whose memory the weights are."""
+    losses = Losses(count=2, most=1, aimed={"StepDone": 6}, victim="trainer", checkpoints=0.04)
+    update = {"run": f"many-{seed}", "standalone": (), "trigger_parameter_sync_step": 7, "total_steps": 14}
+    return run_world(World(seed, PLAN.model_copy(update=update), Faults(), losses))
+
+
+def test_checkpoints_within_a_cycle_leave_what_lost_weights_are_made_again_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = 0
+    for seed in range(6):
+        entries = lose_after_many_checkpoints(seed).store.entries
+        again += bool(of_kind(entries, WeightsShared))
+    assert again > 0
+
+    def newest_three(self: KeptCheckpoints) -> None:
+        self.saved = self.saved[-KEPT_CHECKPOINTS:]
+
+    monkeypatch.setattr(KeptCheckpoints, "_forget", newest_three)
+    monkeypatch.setattr(KeptCheckpoints, "oldest", property(lambda self: self.saved[0] if len(self.saved) == KEPT_CHECKPOINTS else None))
+    with pytest.raises(AssertionError, match=r"cannot be made again|skips from step"):
+        list(map(lose_after_many_checkpoints, range(6)))
 
 
 def test_answers_that_were_lost_with_a_machine_are_asked_for_again_elsewhere() -> None:

@@ -45,6 +45,13 @@ def test_every_seed_ends_with_invariants_books_and_decisions_intact(shard: int) 
         assert failure is None, failure
 
 
+def test_seeds_hold_when_each_decision_is_appended_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then whoever dies may have said a part of what followed from one entry, and others come in between."""
+    monkeypatch.setattr("bus.host.MAX_TOGETHER", 1)
+    failures = [failure for seed in (*range(60), 1333) if (failure := seed_failure(seed)) is not None]
+    assert not failures, "\n".join(failures)
+
+
 @pytest.mark.parametrize("policy", ["separate_async", "predictive"])
 def test_seeds_hold_under_policies_that_look_further(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     """Seeds of their own: one more name to draw from would make all others other runs."""

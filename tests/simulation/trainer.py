@@ -93,7 +93,7 @@ class SimTrainer(SimService):
         step, digest = 0, "initial"
         published, needed = dict(self.trainer.publications.values()), self.trainer.shares.needed
         lost = {step: made for step, made in published.items() if made in needed and self.world.nodes.lacks(made.uri, self.node)}
-        for saved in reversed(self.trainer.checkpoints):
+        for saved in reversed(self.trainer.kept.saved):
             if saved.uri in self.world.disk and all(saved.step <= gone for gone in lost):
                 step, digest = saved.step, self.world.disk[saved.uri]
                 break
@@ -130,7 +130,8 @@ class SimTrainer(SimService):
 
     def _save(self, request: Checkpoint) -> Facts:
         step, digest = self._restore()
-        assert step == request.step
+        if step != request.step:
+            return []
         uri = f"checkpoint-{self.epoch}-{step}"
         if self.random.random() >= self.world.faults.torn_checkpoint:
             self.world.disk[uri] = digest

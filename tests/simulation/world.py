@@ -8,6 +8,7 @@ from random import Random
 from bus.entry import Draft, Producer
 from bus.errors import Fenced
 from bus.events import (
+    CheckpointRequested,
     KillRequested,
     PolicyAttached,
     RebalanceRequested,
@@ -18,7 +19,7 @@ from bus.events import (
     StopRequested,
 )
 from bus.memory_log import MemoryLog, MemoryStore
-from services.entry import FENCED
+from services.exit_codes import FENCED
 from services.policy.core import PolicyCore
 from tests.simulation.deltas import Deltas
 from tests.simulation.directs import Directs
@@ -209,7 +210,7 @@ class World:
         attached = PolicyAttached(name=policy, params={}, mode="shadow", code=CODE)
         self._start(SimPolicy(self, PolicyCore(make_policy(policy, {}), "shadow"), attached))
 
-    def _operate(self, *events: StopRequested | RebalanceRequested | SettingChanged) -> None:
+    def _operate(self, *events: CheckpointRequested | StopRequested | RebalanceRequested | SettingChanged) -> None:
         self._supervisor.append(Producer("operator", 0), [Draft(event, derived=False, cause=0, at=self.clock()) for event in events])
 
     # --- the scheduler -----------------------------------------------------------------------------------------------------------
@@ -265,6 +266,8 @@ class World:
         random, faults = self.random, self.faults
         if self.nodes.strikes():
             self._lose_node(self.nodes.victim())
+        if self.nodes.asks_for_checkpoint():
+            self._operate(CheckpointRequested())
         if self.crashes < faults.crashes and random.random() < faults.crash_chance and self._everybody():
             self._die(random.choice(self._everybody()))
         if self._swaps < MAX_SWAPS and random.random() < self._swap_chance():
