@@ -1,10 +1,11 @@
-"""Does the archiver keep up? A real server is fed entries and payloads at a steady rate while the archiver's process records them.
+"""Does the archiver keep up, and what does it cost? A real server is fed entries and payloads at a steady rate while it records them.
 
     this process ── 5,000 entries/s, every fourth with a payload of 4 to 20 KB ──▶ server ──▶ archiver ──▶ disk
           └─ twice a second: how far behind is what is recorded, in entries and in seconds?
 
 Samples are dropped a little later, so that the janitor has its work, too, and the server's memory is level. Run it with
-`python -m benchmarks.archiver [--rate N] [--seconds S]`; the last line is one JSON object.
+`python -m benchmarks.archiver [--rate N] [--seconds S]`; with `--replicas 1000` at the rate and with the payloads of a run of so many
+(benchmarks/archiver_load.py). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Protocol
 
-from bus.blobs import put_blob
-from bus.connection import Connection, memory_of
-from bus.embedded import EmbeddedServer, find_binary, program_version
+from benchmarks.archiver_load import ManyReplicas
+from benchmarks.scale_load import Load
+from benchmarks.scale_processes import cpu_s
+from benchmarks.scale_server import Server, running
+from bus.blobs import blob_digest, put_blob
+from bus.connection import Connection
+from bus.embedded import find_binary, program_version
 from bus.entry import Draft, Producer
 from bus.events import (
     BlobRef,
@@ -44,6 +50,7 @@ from bus.payload_recording import PayloadRecording
 from bus.recording import Recording
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from bus.server_checks import memory_of
 from bus.trimming import Trimming
 from services.config_file import make_config
 from services.plan import plan_run
@@ -58,40 +65,76 @@ MOST_SAMPLES = 100
 WRITERS = 3
 LOOK_S = 0.5
 PATIENCE_S = 60.0
+STALL_US = 500
+"""Commands that take the server longer in one go are counted."""
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.archiver", description="Does the archiver keep up?")
     parser.add_argument("--rate", type=int, default=5_000, help="entries a second")
+    parser.add_argument("--replicas", type=int, help="of a run whose rate and payloads are taken; 64 requests each")
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--server", type=Path, help="its program; else the one that a run would start")
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="swingshift-archiver-") as scratch, EmbeddedServer(Path(scratch) / "server") as server:
-        name, version = program_version(find_binary())
-        print(f"{name} {'.'.join(map(str, version))}, appendonly yes; {given.rate} entries/s for {given.seconds:g} s", flush=True)
-        print(json.dumps(measure(server.url, Path(scratch) / "run", given.rate, given.seconds)))
+    binary = given.server or find_binary()
+    with tempfile.TemporaryDirectory(prefix="swingshift-archiver-") as scratch, running(binary, Path(scratch) / "server") as server:
+        name, version = program_version(binary)
+        said = f"a run of {given.replicas} replicas" if given.replicas else f"{given.rate} entries/s"
+        print(f"{name} {'.'.join(map(str, version))}, appendonly yes; {said} for {given.seconds:g} s", flush=True)
+        load = Load(replicas=given.replicas) if given.replicas else None
+        print(json.dumps(measure(server, Path(scratch) / "run", load, given.rate, given.seconds)))
 
 
-def measure(url: str, folder: Path, rate: int, seconds: float) -> dict[str, float]:
+class Feeder(Protocol):
+    """Says what an archiver records."""
+
+    position: int
+    """Of the newest entry."""
+    payload_bytes: int
+    """Stored so far."""
+    appended: list[tuple[int, float]]
+    """(position of the newest entry, when it was appended)."""
+
+    @property
+    def per_sample(self) -> int:
+        """Entries."""
+
+    def say(self, *events: Event) -> None:
+        """Appends them."""
+
+    def samples(self, count: int) -> None:
+        """Says all of so many samples."""
+
+    def recorded(self) -> Mapping[str, str]:
+        """Digest of each payload that must be recorded, by its name."""
+
+
+def measure(server: Server, folder: Path, load: Load | None, rate: int, seconds: float) -> dict[str, object]:
     """Feeds, looks, waits until all is recorded, and checks that it is."""
     settings = {"model": {"path": "scripted"}, "rollout": {"engine": "scripted"}, "async_training": {"total_steps": 1}}
     plan = plan_run(make_config({**settings, "devices": "unpinned"}, "the benchmark"), RUN)
     with (
-        RedisLog.create(url, plan, time.time_ns()) as log,
-        Writers(url) as writers,
-        closing(Trimming(url, RUN, log.log_id)) as trimming,
-        closing(Connection(url)) as connection,
+        RedisLog.create(server.url, plan, time.time_ns()) as log,
+        Writers(server.url) as writers,
+        closing(Trimming(server.url, RUN, log.log_id)) as trimming,
+        closing(Connection(server.url)) as connection,
     ):
-        feeder, load = Feeder(log, writers), os.getloadavg()[0]
-        archiver = start_archiver(url, folder)
+        feeder: Feeder = FewReplicas(log, writers) if load is None else ManyReplicas(log, connection, trimming, load)
+        rate = rate if load is None else round(load.samples_per_s * feeder.per_sample)
+        load_average = os.getloadavg()[0]
+        archiver = start_archiver(server.url, folder)
         try:
             wait_until_recorded(trimming, log.last_position())
-            server = int(server_facts(connection)["process_id"])
-            cpu = [cpu_s(pid) for pid in (archiver.pid, server)]
+            before, cpu = server.used(), cpu_s(archiver.pid)
+            server.goes_first()
+            server.watches_stalls()
+            connection.call("CONFIG", "SET", "slowlog-log-slower-than", STALL_US)
             looks = feed(feeder, trimming, rate, seconds)
-            used = [now - before for now, before in zip((cpu_s(archiver.pid), cpu_s(server)), cpu, strict=True)]
+            archiver_s, after = cpu_s(archiver.pid) - cpu, server.used()
+            stalls = server.stalls()
             began = time.monotonic()
             wait_until_recorded(trimming, feeder.position)
-            drained = time.monotonic() - began
+            drained, all_s = time.monotonic() - began, cpu_s(archiver.pid) - cpu
             memory = memory_of(connection)[0]
             feeder.say(RunEnded(reason="completed"), ServiceStopped(reason="done"))
             archiver.wait(PATIENCE_S)
@@ -108,9 +151,11 @@ def measure(url: str, folder: Path, rate: int, seconds: float) -> dict[str, floa
         "lag_s_p50": round(median(looks.late_s), 3),
         "lag_s_max": round(max(looks.late_s), 3),
         "drain_s": round(drained, 3),
-        "load_before": round(load, 2),
-        "archiver_cores": round(used[0] / looks.seconds, 3),
-        "server_cores": round(used[1] / looks.seconds, 3),
+        "load_before": round(load_average, 2),
+        "archiver_cores": round(archiver_s / looks.seconds, 3),
+        "archiver_ms_per_mb": round(all_s / feeder.payload_bytes * 1e9, 2),
+        "server_cores": round((after.cpu_s - before.cpu_s) / looks.seconds, 3),
+        "server_stalls": stalls,
         "server_memory_mb": round(memory / 1e6, 1),
         "events_mb": round(sizes["events"] / 1e6, 1),
         "payloads_mb": round(sizes["payloads"] / 1e6, 1),
@@ -147,8 +192,10 @@ class Writers:
             self._clients.put(blobs)
 
 
-class Feeder:
+class FewReplicas:
     """Appends what a rollouter would, and remembers when."""
+
+    per_sample = 4
 
     def __init__(self, log: RedisLog, writers: Writers) -> None:
         self._log = log
@@ -185,12 +232,12 @@ class Feeder:
         self._sample += count
         self.say(*events)
 
-    @property
-    def samples_said(self) -> int:
-        return self._sample
+    def recorded(self) -> Mapping[str, str]:
+        digests = [blob_digest(data) for data in self._payloads]
+        return {f"sample:{number}": digests[number % len(digests)] for number in range(self._sample)}
 
     def payload(self, sample: int) -> bytes:
-        """What was written for it."""
+        """What is written for it."""
         return self._payloads[sample % len(self._payloads)]
 
 
@@ -227,8 +274,8 @@ def feed(feeder: Feeder, trimming: Trimming, rate: int, seconds: float) -> Looks
     look_at = began + 2.0  # the archiver has begun with something by then
     while (now := time.monotonic()) < began + seconds:
         due = int((now - began) * rate) - (feeder.position - first)
-        if due >= 4:
-            feeder.samples(min(due // 4, MOST_SAMPLES))
+        if due >= feeder.per_sample:
+            feeder.samples(min(due // feeder.per_sample, MOST_SAMPLES))
         if now >= look_at:
             look_at = now + LOOK_S
             recorded = trimming.positions().get("archiver", 0)
@@ -272,23 +319,12 @@ def check(folder: Path, feeder: Feeder) -> None:
     with Recording.open(folder) as recording, PayloadRecording.open(folder) as recorded:
         if recording.last_position() < feeder.position:
             raise SystemExit(f"{recording.last_position()} of {feeder.position} entries are recorded")
-        for sample in range(0, feeder.samples_said, 97):
-            if recorded.get(f"sample:{sample}") != feeder.payload(sample):
-                raise SystemExit(f"the payload of sample {sample} is not as it was written")
-        if len(recorded.names()) != feeder.samples_said:
-            raise SystemExit(f"{len(recorded.names())} of {feeder.samples_said} payloads are recorded")
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of processor time that a process has used. Reads /proc."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def server_facts(connection: Connection) -> dict[str, str]:
-    reply = connection.call("INFO", "server")
-    text = reply.decode() if isinstance(reply, bytes) else ""
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        wanted = feeder.recorded()
+        for name in list(wanted)[::97]:
+            if blob_digest(recorded.get(name)) != wanted[name]:
+                raise SystemExit(f"payload {name} is not as it was written")
+        if set(recorded.names()) != set(wanted):
+            raise SystemExit(f"{len(recorded.names())} of {len(wanted)} payloads are recorded")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from random import Random
 
 from benchmarks.runs import scratch
 from bus.blobs import put_blob
-from bus.connection import Connection, memory_of
+from bus.connection import Connection
 from bus.core import Core
 from bus.embedded import EmbeddedServer
 from bus.entry import Draft, Producer
@@ -53,6 +53,7 @@ from bus.events import (
 from bus.history import History
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from bus.server_checks import memory_of
 from bus.trimming import Progress, Trimming
 from policies.registry import create
 from services.config_file import make_config
@@ -211,7 +212,7 @@ def durable(core: Core, position: int) -> int:
     """As the services tell it."""
     if not isinstance(core, TrainerCore):
         return position
-    return min(position, core.checkpoints[-1].position) if core.checkpoints else 0
+    return min(position, core.kept.saved[-1].position) if core.kept.saved else 0
 
 
 def rss(pid: int) -> float:

@@ -108,14 +108,15 @@ class Payloads:
             return tuple(random.randrange(VOCABULARY) for _ in range(count))
 
         answers = []
-        for _ in range(PAYLOADS):
-            length = random.randint(load.shortest, load.longest)
+        for number in range(PAYLOADS):
+            # Evenly spread, so that their mean is the one that the sums reckon with.
+            length = round(load.shortest + (number + 0.5) / PAYLOADS * (load.longest - load.shortest))
             logprobs = tuple(-random.expovariate(2.0) for _ in range(length))
             answers.append(PartialAnswer(tokens(length), logprobs, (VersionSpan(0, length),)))
         prompts = [tokens(load.prompt) for _ in range(PAYLOADS)]
         samples = []
         for number, prompt in enumerate(prompts):
-            some = [answers[(number * 7 + other) % PAYLOADS] for other in range(load.answers)]
+            some = [answers[(number + other * PAYLOADS // load.answers) % PAYLOADS] for other in range(load.answers)]
             group = tuple(Answer(answer.tokens, answer.logprobs, answer.spans, "stop", 1.0) for answer in some)
             samples.append(pack_group(SampleGroup(number, prompt, group)))
         return cls(

@@ -17,6 +17,12 @@ SAID = 2_000
 """Characters of what a process said that are shown when it fails."""
 
 
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process that runs."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass
 class Processes:
     """All that were started."""
@@ -42,6 +48,10 @@ class Processes:
             self.check()
             say(f"{why}: {rest:.0f} s")
             time.sleep(min(LOOK_S, rest))
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds of each that runs, so far."""
+        return {name: cpu_s(process.pid) for name, process in self.running.items() if process.poll() is None}
 
     def end(self, name: str) -> None:
         process = self.running.pop(name)

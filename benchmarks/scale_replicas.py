@@ -1,27 +1,24 @@
 """Replicas that compute nothing: what `services.replica` asks of the server, command for command, with the connections that it has.
 
-inbox ─▶ GenerationRequested: its prompt is read ─▶ seconds of generation pass ─▶ the answer is stored ─▶ GenerationFinished
+inbox ─▶ GenerationRequested: its prompt is read ─▶ seconds of generation pass ─▶ the answer is stored, GenerationFinished behind it
      └─▶ WeightUpdateRequested ─▶ WeightsApplied
 
-Some hundred of them in a process. `python -m benchmarks.scale_replicas LOAD PORT LOG_ID FIRST COUNT`
+All in one process, for a thousand real ones would need a machine each.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import cast
+from typing import TypeAlias, cast
 
-from benchmarks.scale_load import RUN, Load, Payloads, load_of, stored
-from benchmarks.scale_wire import Loop, Wire
-from bus.alive import RENEW, RENEWALS_PER_TTL, TTL_S
+import msgpack
+
+from benchmarks.scale_load import Load, Payloads, stored
+from benchmarks.scale_speaker import KEYS, Item, Speaker, items_of, live, reading
+from benchmarks.scale_wire import Loop, Wire, begin
 from bus.blobs import blob_ref
-from bus.connection import Reply
-from bus.entry import Draft, Entry, Producer
 from bus.events import (
     BlobRef,
     Event,
@@ -33,18 +30,29 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
-from bus.keys import Keys
-from bus.log import WHATEVER
-from bus.redis_blobs import storing
-from bus.redis_log import APPEND
-from bus.stream import Client, Mode, entry_of
+from bus.wire import Reply, pack
 from services.payloads import answer_blob, prompt_blob
-from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT
+from services.shell import BLOCK_MS, GATHER_S
 
 IDLE_CONNECTIONS = 1
 """The one for appends that comes with reading the inbox."""
-Done = Callable[[], None]
-Job = Callable[[Done], None]
+REQUESTED, UPDATE = GenerationRequested.kind.encode(), WeightUpdateRequested.kind.encode()
+
+
+class Answer:
+    """One that is generated, or was."""
+
+    __slots__ = ("attempt", "cause", "data", "ref", "request", "tokens")
+
+    def __init__(self, request: str, attempt: int, cause: int, content: tuple[int, bytes, BlobRef]) -> None:
+        self.request = request
+        self.attempt = attempt
+        self.cause = cause
+        self.tokens, self.data, self.ref = content
+
+
+Mail: TypeAlias = list[Item] | Answer | Event
+"""What came into the inbox; an answer that is whole; something to be said."""
 
 
 class World:
@@ -54,7 +62,6 @@ class World:
         self.load = load
         self.port = port
         self.log_id = log_id
-        self.keys = Keys(RUN)
         self.loop = Loop()
         self.random = Random(seed)
         payloads = Payloads.of(load)
@@ -77,167 +84,94 @@ class Replica:
     def __init__(self, world: World, name: str) -> None:
         self._world = world
         self._name = name
-        self._keys = world.keys
-        self._client = Client(world.keys, world.log_id, uuid.uuid4().hex)
-        self._producer = Producer(f"replica:{name}", WHATEVER)
-        self._counter = 0
-        self._top = 0
+        self._speaker = Speaker(world.loop, world.port, world.log_id, f"replica:{name}")
         self._position = 0
         self._taken = 0
-        self._jobs: deque[Job] = deque()
+        self._mail: deque[Mail] = deque()
         self._busy = False
-        self._inbox, self._calls, self._blobs, self._alive = (Wire(world.loop, world.port) for _ in range(4))
+        self._inbox, self._blobs, self._alive = (Wire(world.loop, world.port) for _ in range(3))
         self._idle = [Wire(world.loop, world.port) for _ in range(IDLE_CONNECTIONS)]
         self._over = False
 
     def start(self) -> None:
         """Attaches, then is there."""
-        first_word = ServiceStarted(code="", host="simulated", pid=1, role="standalone")
-        self._append("attach", [first_word], 0, self._begin)
+        begin(self._begin())
 
-    def _begin(self, reply: Reply) -> None:
-        _, position, epoch = cast("list[int]", reply)
-        self._position = position
-        self._producer = Producer(self._producer.source, epoch)
-        self._say(ReplicaAdded(replica=self._name, role="standalone", slots=self._world.load.slots, seconds=0.0), position)
-        loop, random = self._world.loop, self._world.random
-        loop.after(0.0, self._read_inbox)
-        loop.after(random.random() * TTL_S / RENEWALS_PER_TTL, self._renew)
+    async def _begin(self) -> None:
+        slots = self._world.load.slots
+        self._position = await self._speaker.attach(ServiceStarted(code="", host="simulated", pid=1, role="standalone"))
+        self._post(ReplicaAdded(replica=self._name, role="standalone", slots=slots, seconds=0.0))
+        begin(self._follow_inbox())
+        begin(live(self._world.loop, self._alive, self._speaker, self._world.random.random()))
 
     # --- its main thread: one thing at a time ------------------------------------------------------------------------------------
 
-    def _do(self, job: Job) -> None:
-        self._jobs.append(job)
+    def _post(self, mail: Mail) -> None:
+        self._mail.append(mail)
         if not self._busy:
-            self._next()
+            begin(self._serve())
 
-    def _next(self) -> None:
-        self._busy = bool(self._jobs)
-        if self._busy:
-            self._jobs.popleft()(self._next)
+    async def _serve(self) -> None:
+        self._busy = True
+        while self._mail:
+            match self._mail.popleft():
+                case Answer() as answer:
+                    await self._finish(answer)
+                case list(items):
+                    await self._take(items)
+                case event:
+                    await self._speaker.say([(event, 0)])
+                    self._world.ended += isinstance(event, ServiceStopped)
+        self._busy = False
 
-    def _say(self, event: Event, cause: int) -> None:
-        self._do(lambda done: self._append("append", [event], cause, lambda reply: done()))
-
-    def _append(self, mode: Mode, events: Sequence[Event], cause: int, then: Callable[[Reply], None]) -> None:
-        drafts = [Draft(event, False, cause, time.monotonic_ns()) for event in events]
-        self._counter += 1
-        keys, arguments = self._client.append(mode, self._top, self._producer, drafts, self._counter)
-
-        def take(reply: Reply) -> None:
-            if not isinstance(reply, list) or reply[0] != b"ok":
-                raise SystemExit(f"{self._name}: the append script answers {reply!r}")
-            self._top = max(self._top, cast(int, reply[1]) + len(drafts) - 1)
-            then(reply)
-
-        self._calls.run(APPEND, keys, arguments, take)
-
-    def _take(self, entries: Sequence[Entry]) -> None:
-        requests = [(entry.event, entry.position) for entry in entries if isinstance(entry.event, GenerationRequested)]
+    async def _take(self, items: Sequence[Item]) -> None:
+        requests = [(position, msgpack.unpackb(body)) for position, kind, body in items if kind == REQUESTED]
         if requests:
-            self._do(lambda done: self._generate(requests, done))
-        for entry in entries:
-            if isinstance(entry.event, WeightUpdateRequested):
-                version = entry.event.version
-                self._say(
-                    WeightsApplied(replica=self._name, version=version, revision=0, seconds=0.0, transport="file", num_bytes=1),
-                    entry.position,
-                )
-
-    def _generate(self, requests: Sequence[tuple[GenerationRequested, int]], done: Done) -> None:
-        names = list(dict.fromkeys(self._keys.blob(prompt_blob(event.sample)) for event, _ in requests))
-
-        def begin(reply: Reply) -> None:
+            names = list(dict.fromkeys(KEYS.blob(prompt_blob(request["sample"])) for _, request in requests))
+            reply = await self._blobs.ask(*(("GET", names[0]) if len(requests) == 1 else ("MGET", *names)))
             if reply is None or (isinstance(reply, list) and None in reply):
                 raise SystemExit(f"{self._name}: a prompt of {names} is not there")
-            for event, position in requests:
-                self._submit(event, position)
-            done()
+        for position, request in requests:
+            self._submit(request["request"], request["attempt"], position)
+        for position, kind, body in items:
+            if kind == UPDATE:
+                version = msgpack.unpackb(body)["version"]
+                fact = WeightsApplied(replica=self._name, version=version, revision=0, seconds=0.0, transport="file", num_bytes=1)
+                await self._speaker.say([(fact, position)])
 
-        self._blobs.ask(("GET", names[0]) if len(requests) == 1 else ("MGET", *names), begin)
-
-    def _submit(self, event: GenerationRequested, position: int) -> None:
+    def _submit(self, request: str, attempt: int, position: int) -> None:
         world = self._world
         self._taken += 1
-        tokens, data, ref = world.random.choice(world.answers)
+        answer = Answer(request, attempt, position, world.random.choice(world.answers))
         # So that the load is what it is later from the first second on.
-        seconds = world.rest() if self._taken <= world.load.slots else world.seconds(tokens)
-        world.loop.after(seconds, lambda: self._do(lambda done: self._finish(event, position, tokens, data, ref, done)))
+        seconds = world.rest() if self._taken <= world.load.slots else world.seconds(answer.tokens)
+        world.loop.after(seconds, lambda: self._post(answer))
 
-    def _finish(self, event: GenerationRequested, position: int, tokens: int, data: bytes, ref: BlobRef, done: Done) -> None:
-        name = answer_blob(event.request, event.attempt)
+    async def _finish(self, answer: Answer) -> None:
+        name, ref, tokens = answer_blob(answer.request, answer.attempt), answer.ref, answer.tokens
         fact = GenerationFinished(
-            request=event.request, attempt=event.attempt, replica=self._name, outcome="stop", num_tokens=tokens,
+            request=answer.request, attempt=answer.attempt, replica=self._name, outcome="stop", num_tokens=tokens,
             version_spans=((0, tokens),), blob=BlobRef(name=name, num_bytes=ref.num_bytes, digest=ref.digest),
         )  # fmt: skip
-        self._blobs.transact(
-            storing(self._keys.size, {self._keys.blob(name): data}),
-            lambda reply: self._append("append", [fact], position, lambda reply: done()),
-        )
+        await self._speaker.say([(fact, answer.cause)], {KEYS.blob(name): answer.data})
 
     # --- its other threads -------------------------------------------------------------------------------------------------------
 
-    def _read_inbox(self) -> None:
-        if not self._over:
-            self._inbox.ask(
-                ("XREAD", "COUNT", READ_LIMIT, "BLOCK", BLOCK_MS, "STREAMS", self._keys.inbox(self._name), f"{self._position}-0"),
-                self._open_inbox,
-            )
-
-    def _open_inbox(self, reply: Reply) -> None:
-        if reply is None:
-            self._check_place()
-        items = cast("list[tuple[bytes, list[Reply]]]", reply)[0][1] if reply is not None else []
-        entries = [entry_of(RUN, item) for item in items]
-        end = ("HMGET", self._keys.meta, "log", "position", f"trimmed:{self._name}", "ended")
-
-        def take(reply: Reply) -> None:
-            if cast("list[bytes | None]", reply)[3] is not None:
-                self._leave()
-            if entries:
-                self._position = entries[-1].position
-                self._top = max(self._top, self._position)
-                self._take(entries)
-            self._world.loop.after(GATHER_S if entries else 0.0, self._read_inbox)
-
-        self._inbox.ask(end, take)
-
-    def _check_place(self) -> None:
-        self._inbox.ask(("HMGET", self._keys.meta, "log", "position"), lambda reply: None)
-        self._inbox.ask(("XRANGE", self._keys.log, f"{self._position}-0", f"{self._position}-0"), lambda reply: None)
-
-    def _leave(self) -> None:
-        self._over = True
-        self._do(lambda done: self._append("append", [ServiceStopped(reason="the run has ended")], 0, self._stop))
-
-    def _stop(self, reply: Reply) -> None:
-        self._world.ended += 1
-
-    def _renew(self) -> None:
-        epoch = self._producer.epoch
-        self._alive.run(RENEW, [self._keys.alive(self._producer.source)], [epoch, round(TTL_S * 1000)], lambda reply: None)
-        self._alive.ask(("MGET", self._keys.alive("controller")), lambda reply: None)
-        self._world.loop.after(TTL_S / RENEWALS_PER_TTL, self._renew)
-
-
-def main(arguments: Sequence[str]) -> None:
-    load, port, log_id, first, count = load_of(arguments[0]), int(arguments[1]), arguments[2], int(arguments[3]), int(arguments[4])
-    world = World(load, port, log_id, seed=first)
-    replicas = [Replica(world, name) for name in load.names[first : first + count]]
-    for number, replica in enumerate(replicas):
-        world.loop.after(0.001 * number, replica.start)
-    say_at = time.monotonic() + 1.0
-
-    def goes_on() -> bool:
-        nonlocal say_at
-        if time.monotonic() >= say_at:
-            say_at = time.monotonic() + 1.0
-            print(f"{time.monotonic():.3f} {world.loop.lag_s:.4f}", flush=True)
-            world.loop.lag_s = 0.0
-        return world.ended < count
-
-    world.loop.run(goes_on)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    async def _follow_inbox(self) -> None:
+        inbox, facts = KEYS.inbox(self._name), pack(("HMGET", KEYS.meta, "log", "position", f"trimmed:{self._name}", "ended"))
+        last_read = 0
+        while not self._over:
+            entry = [("XRANGE", KEYS.log, f"{last_read}-0", f"{last_read}-0")] if last_read else []
+            asked = b"".join((pack(reading(inbox, self._position, BLOCK_MS)), facts, *map(pack, entry)))
+            replies = await self._inbox.send(asked, 2 + len(entry), whole=True)
+            reply, found, *_ = cast("list[Reply]", replies)
+            items = items_of(reply)
+            if items:
+                self._position = last_read = items[-1][0]
+                self._speaker.top = max(self._speaker.top, last_read)
+                self._post(items)
+            if cast("list[bytes | None]", found)[3] is not None:
+                self._over = True
+                self._post(ServiceStopped(reason="the run has ended"))
+            elif items:
+                await self._world.loop.sleep(GATHER_S)

@@ -6,16 +6,28 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from bus.alive import RENEW
 from bus.connection import Connection, Script
 from bus.errors import LogUnavailable
+from bus.redis_blobs import FORGET
+from bus.redis_log import APPEND
+from bus.trimming import REPORT, TRIM
+from bus.wire import Reply
 
 START_S = 30.0
+STALL_MS = 2
+"""Of what takes the server longer in one go, during which nobody else is answered, it keeps a record."""
+SLOW_CALLS = 1_000
+"""Kept at most."""
+SCRIPTS = {
+    script.digest: name for name, script in (("append", APPEND), ("renew", RENEW), ("trim", TRIM), ("report", REPORT), ("forget", FORGET))
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,8 @@ class Used:
     commands: dict[str, tuple[int, float]]
     sent: int
     received: int
+    waited_s: float
+    """For a processor, while it had something to do."""
 
 
 class Server:
@@ -60,11 +74,37 @@ class Server:
         for name, line in self.info("commandstats").items():
             numbers = dict(part.split("=") for part in line.split(","))
             commands[name.removeprefix("cmdstat_")] = (int(numbers["calls"]), float(numbers["usec"]))
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        threads = [file.read_text().split() for file in Path(f"/proc/{self.pid}/task").glob("*/schedstat")]
+        own, waited = (sum(int(numbers[index]) for numbers in threads) / 1e9 for index in (0, 1))
         children = float(cpu["used_cpu_user_children"]) + float(cpu["used_cpu_sys_children"])
         sent, received = int(stats["total_net_output_bytes"]), int(stats["total_net_input_bytes"])
-        return Used(time.monotonic(), own, children, commands, sent, received)
+        return Used(time.monotonic(), own, children, commands, sent, received, waited)
+
+    def watches_stalls(self) -> None:
+        """Records from now on what keeps everybody waiting."""
+        for setting in (
+            ("latency-monitor-threshold", STALL_MS),
+            ("slowlog-log-slower-than", STALL_MS * 1_000),
+            ("slowlog-max-len", SLOW_CALLS),
+        ):
+            self._connection.call("CONFIG", "SET", *setting)
+        self._connection.call("LATENCY", "RESET")
+        self._connection.call("SLOWLOG", "RESET")
+
+    def stalls(self) -> dict[str, list[float]]:
+        """Since then: cause -> in how many seconds (of a command: how often), and the longest in ms.
+
+        Causes are the server's own words: `fork`, `aof-write`, `command`, …; the commands among them are there by name, too.
+        """
+        found: dict[str, list[float]] = {}
+        for event in cast("list[list[Reply]]", self._connection.call("LATENCY", "LATEST")):
+            history = cast("list[list[int]]", self._connection.call("LATENCY", "HISTORY", cast(bytes, event[0])))
+            found[cast(bytes, event[0]).decode()] = [len(history), float(max(ms for _, ms in history))]
+        for call in cast("list[list[Reply]]", self._connection.call("SLOWLOG", "GET", SLOW_CALLS)):
+            name = _name(cast("list[bytes]", call[3]))
+            count, longest = found.get(name, [0, 0.0])
+            found[name] = [count + 1, max(longest, round(cast(int, call[2]) / 1e3, 1))]
+        return found
 
     def goes_first(self) -> bool:
         """Gives it a processor whenever it wants one, as on a machine of its own. Whether that may be."""
@@ -73,6 +113,12 @@ class Server:
         except PermissionError:
             return False
         return True
+
+
+def _name(arguments: Sequence[bytes]) -> str:
+    """Of a command, of ours that is a script the script's."""
+    command = arguments[0].decode().upper()
+    return SCRIPTS.get(arguments[1].decode(), command) if command == "EVALSHA" else command
 
 
 @contextmanager

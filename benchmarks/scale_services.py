@@ -3,27 +3,27 @@
     rollouter    finished answers ─▶ the next requests to the same replicas; a sample's last answer ─▶ all are read, the sample is stored
     trainer      ready samples ─▶ read for a step; steps ─▶ StepDone, and once a cycle weights and a checkpoint
     reader       controller and policy: they decide next to nothing
-    probe        appends every few milliseconds              watcher: when does what was appended get read?
 
-They use the clients of `bus` as `services.shell` does. `python -m benchmarks.scale_services WHO LOAD URL [FILE]`
+They ask for what `services.shell` and the performers ask for, with the same connections and in the same rhythm.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import random
-import sys
-import time
-from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
+from typing import TypeAlias, cast
 
-from benchmarks.scale_load import RUN, Load, Payloads, load_of
-from bus.blobs import put_blob
-from bus.entry import Draft, Producer
+import msgpack
+
+from benchmarks.scale_load import Load, Payloads, stored
+from benchmarks.scale_speaker import KEYS, Item, Speaker, items_of, live, place, reading
+from benchmarks.scale_wire import Command, Loop, Routine, Wire, begin
+from bus.blobs import TOGETHER_BYTES, blob_ref, together
 from bus.events import (
     BatchFormed,
+    BlobRef,
     CheckpointSaved,
     Event,
     GenerationFinished,
@@ -40,252 +40,259 @@ from bus.events import (
     WeightsPublished,
     WeightUpdateRequested,
 )
-from bus.recording import Row
-from bus.redis_blobs import RedisBlobs
-from bus.redis_log import RedisLog
-from bus.trimming import Progress
-from services.payloads import answer_blob, prompt_blob, sample_blob
-from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT
+from bus.host import MAX_TOGETHER
+from bus.redis_blobs import storing
+from bus.trimming import REPORT, TELL_EVERY_S
+from services.payloads import prompt_blob, sample_blob
+from services.shell import BLOCK_MS, gather_s
 
-PROBE = "operator"
-PROBE_S = 0.01
-OF_PROBE, OF_ANSWER = 1.0, 2.0
-FIRST_REQUESTS = 256
-"""In one append, while the replicas are filled."""
 URI = "file:///weights"
+ADDED, FINISHED, PUBLISHED, READY, ENDED = (
+    event.kind.encode() for event in (ReplicaAdded, GenerationFinished, WeightsPublished, SampleReady, RunEnded)
+)
+
+Fact: TypeAlias = tuple[Event, int]
+"""An event and its cause."""
+Scored: TypeAlias = tuple[int, list[BlobRef], int]
+"""A sample, its answers, and the position of the last one."""
 
 
 class Service:
-    """One of them, attached: reads in portions and appends."""
+    """One that decides next to nothing: it reads all, and says how far it is."""
 
-    def __init__(self, source: str, url: str) -> None:
-        self.source = source
-        self.log = RedisLog.open(url, RUN)
-        self.reader = RedisLog.open(url, RUN)
-        self.progress = Progress(url, RUN, source)
-        word = PolicyAttached(name="default", params={}, mode="active", code="") if source == "policy" else ServiceStarted(code="")
-        self.producer = self.log.attach(source, draft(word, 0)).producer
+    def __init__(self, loop: Loop, port: int, log_id: str, source: str) -> None:
+        self.speaker = Speaker(loop, port, log_id, source)
         self.position = 0
-        self.ended = False
+        """Taken up to here."""
+        self.over = self.ended = self._busy = False
+        self._loop = loop
+        self._told = 0
+        self._jobs: deque[Callable[[], Routine]] = deque()
+        """Of its main thread."""
+        self._reader, self._progress, self._alive = (Wire(loop, port) for _ in range(3))
 
-    def say(self, events: Sequence[Event], cause: int) -> int:
-        """Position of the last one."""
-        return self.log.append(self.producer, [draft(event, cause) for event in events]) + len(events) - 1
+    def start(self) -> None:
+        begin(self._begin())
 
-    def rows(self) -> list[Row]:
-        """The next ones; they gather meanwhile, as in every service."""
-        rows = self.reader.read_rows(self.position, READ_LIMIT, BLOCK_MS)
-        if rows:
-            self.position = rows[-1].position
-            self.ended = self.ended or any(row.kind == RunEnded.kind for row in rows)
-            time.sleep(GATHER_S)
-        return rows
+    async def began(self) -> None:
+        """Has attached."""
 
-    def follow(self, take: Callable[[Row], None], durable: Callable[[], int]) -> None:
-        """Until the run has ended."""
-        while not self.ended:
-            for row in self.rows():
-                take(row)
-            self.progress.tell(durable())
-        self.say([ServiceStopped(reason="the run has ended")], self.position)
+    async def take(self, items: Sequence[Item]) -> None:
+        """What was read."""
+
+    def durable(self) -> int:
+        """Up to where it needs no entry any more."""
+        return self.position
+
+    async def _begin(self) -> None:
+        policy = PolicyAttached(name="default", params={}, mode="active", code="")
+        await self.speaker.attach(policy if self.speaker.source == "policy" else ServiceStarted(code=""))
+        await self.began()
+        for routine in (self._read(), self._tell(), live(self._loop, self._alive, self.speaker)):
+            begin(routine)
+
+    async def _read(self) -> None:
+        position = 0
+        await self._reader.exchange(*place(position))
+        while not self.over:
+            items = items_of(await self._reader.ask(*reading(KEYS.log, position, BLOCK_MS)))
+            if not items:
+                await self._reader.exchange(*place(position))
+                continue
+            position = items[-1][0]
+            self.over = any(kind == ENDED for _, kind, _ in items)
+            self.do(partial(self._take, items))
+            await self._loop.sleep(gather_s(len(items)))
+        self.do(self._leave)
+
+    async def _take(self, items: Sequence[Item]) -> None:
+        await self.take(items)
+        self.position = items[-1][0]
+        self.speaker.top = max(self.speaker.top, self.position)
+
+    async def _leave(self) -> None:
+        await self.speaker.say([(ServiceStopped(reason="the run has ended"), self.position)])
+        self.ended = True
+
+    def do(self, job: Callable[[], Routine]) -> None:
+        """In its main thread, after what is to be done already."""
+        self._jobs.append(job)
+        if not self._busy:
+            begin(self._serve())
+
+    async def _serve(self) -> None:
+        self._busy = True
+        while self._jobs:
+            await self._jobs.popleft()()
+        self._busy = False
+
+    async def _tell(self) -> None:
+        while not self.over:
+            if self._told != (position := self.durable()):
+                self._told = position
+                await self._progress.ask("EVALSHA", REPORT.digest, 1, KEYS.positions, self.speaker.source, position)
+            await self._loop.sleep(TELL_EVERY_S)
 
 
-def draft(event: Event, cause: int) -> Draft:
-    return Draft(event, derived=False, cause=cause, at=time.monotonic_ns())
-
-
-class Rollouter:
+class Rollouter(Service):
     """Keeps every slot of every replica busy."""
 
-    def __init__(self, load: Load, url: str) -> None:
+    def __init__(self, loop: Loop, port: int, log_id: str, load: Load) -> None:
+        super().__init__(loop, port, log_id, "rollouter")
         self._load = load
-        self._payloads = Payloads.of(load)
-        self._service = Service("rollouter", url)
-        self._blobs = RedisBlobs(url, RUN)
+        payloads = Payloads.of(load)
+        self._prompts = [stored(prompt) for prompt in payloads.prompts]
+        self._samples = [(stored(sample), blob_ref("", sample)) for sample in payloads.samples]
+        self._blobs, self._scored = Wire(loop, port), Wire(loop, port)
         self._added: list[str] = []
         self._version = 0
         self._answers = ((sample, answer) for sample in itertools.count() for answer in range(load.answers))
-        self._left: dict[int, int] = {}
-        """Sample -> answers that are not there yet."""
-        self._events: list[Event] = []
+        self._left: dict[int, list[BlobRef]] = {}
+        """Sample -> its answers that are there, as long as some are not."""
+        self._scoring: list[Scored] = []
 
-    def run(self) -> None:
-        service = self._service
-        while not service.ended:
-            for row in service.rows():
-                self._take(row)
-            if self._events:
-                service.say(self._events, service.position)
-                self._events = []
-            service.progress.tell(service.position)
-        service.say([ServiceStopped(reason="the run has ended")], service.position)
-
-    def _take(self, row: Row) -> None:
-        # The live rollouter decodes every entry.
-        event = row.entry().event
-        match event:
-            case ReplicaAdded():
-                self._added.append(event.replica)
+    async def take(self, items: Sequence[Item]) -> None:
+        decisions: list[Fact] = []
+        whole: list[Scored] = []
+        for position, kind, body in items:
+            if kind == FINISHED:
+                event = msgpack.unpackb(body)
+                decisions += await self._requests(event["replica"], position)
+                sample = int(event["request"].partition(".")[0])
+                blobs = self._left[sample]
+                blobs.append(BlobRef(**event["blob"]))
+                if len(blobs) == self._load.answers:
+                    whole.append((sample, self._left.pop(sample), position))
+            elif kind == PUBLISHED:
+                event = msgpack.unpackb(body)
+                self._version = event["version"]
+                decisions += [(update(name, event), position) for name in self._added]
+            elif kind == ADDED:
+                self._added.append(msgpack.unpackb(body)["replica"])
                 if len(self._added) == self._load.replicas:
-                    self._fill()
-            case GenerationFinished():
-                self._finish(event)
-            case WeightsPublished():
-                self._version = event.version
-                for name in self._added:
-                    self._events.append(
-                        WeightUpdateRequested(
-                            replica=name, epoch=1, version=event.version, revision=0, uri=event.uri, digest=event.digest, mode="keep"
-                        )
-                    )
-            case _:
-                pass
+                    await self._fill(position)
+        await self._decide(decisions)
+        for scored in whole:
+            await read(self._blobs, scored[1])
+        self._score(whole)
 
-    def _fill(self) -> None:
+    async def _decide(self, decisions: Sequence[Fact]) -> None:
+        """In as many appends as `bus.host` makes of them."""
+        for first in range(0, len(decisions), MAX_TOGETHER):
+            await self.speaker.say(decisions[first : first + MAX_TOGETHER])
+
+    async def _fill(self, cause: int) -> None:
         for _ in range(self._load.slots):
-            for name in self._added:
-                self._request(name)
-                if len(self._events) >= FIRST_REQUESTS:
-                    self._service.say(self._events, self._service.position)
-                    self._events = []
+            decisions = [fact for name in self._added for fact in await self._requests(name, cause)]
+            await self._decide(decisions)
 
-    def _request(self, replica: str) -> None:
+    async def _requests(self, replica: str, cause: int) -> list[Fact]:
+        """The next request to a replica, behind the start of its sample."""
+        decisions: list[Fact] = []
         sample, answer = next(self._answers)
         if answer == 0:
-            self._blobs.put(prompt_blob(sample), self._payloads.prompts[sample % len(self._payloads.prompts)])
-            self._left[sample] = self._load.answers
-            self._events.append(SampleStarted(sample=sample, version=self._version))
-        self._events.append(
-            GenerationRequested(
-                request=f"{sample}.{answer}", attempt=1, replica=replica, epoch=1, swing=0, sample=sample, answer=answer,
-                max_new_tokens=self._load.longest,
-            )
+            await store(self._blobs, prompt_blob(sample), self._prompts[sample % len(self._prompts)])
+            self._left[sample] = []
+            decisions.append((SampleStarted(sample=sample, version=self._version), cause))
+        request = GenerationRequested(
+            request=f"{sample}.{answer}", attempt=1, replica=replica, epoch=1, swing=0, sample=sample, answer=answer,
+            max_new_tokens=self._load.longest,
+        )  # fmt: skip
+        return [*decisions, (request, cause)]
+
+    def _score(self, whole: Sequence[Scored]) -> None:
+        """Rewards take no time here; a thread of its own stores the samples that have them."""
+        idle = not self._scoring
+        self._scoring += whole
+        if idle and whole:
+            begin(self._collect())
+
+    async def _collect(self) -> None:
+        while self._scoring:
+            facts: list[Fact] = [(await self._ready(sample), cause) for sample, _, cause in tuple(self._scoring)]
+            del self._scoring[: len(facts)]
+            self.do(partial(self._append, facts))
+
+    async def _append(self, facts: Sequence[Fact]) -> None:
+        await self.speaker.say(facts)
+
+    async def _ready(self, sample: int) -> SampleReady:
+        data, ref = self._samples[sample % len(self._samples)]
+        name = sample_blob(sample)
+        await store(self._scored, name, data)
+        return SampleReady(
+            sample=sample, num_tokens=round(self._load.mean_tokens) * self._load.answers, oldest_version=max(0, self._version - 1),
+            newest_version=self._version, mean_reward=0.5, blob=BlobRef(name=name, num_bytes=ref.num_bytes, digest=ref.digest),
         )  # fmt: skip
 
-    def _finish(self, event: GenerationFinished) -> None:
-        self._request(event.replica)
-        sample = int(event.request.partition(".")[0])
-        self._left[sample] -= 1
-        if self._left[sample]:
-            return
-        del self._left[sample]
-        for answer in range(self._load.answers):
-            self._blobs.get(answer_blob(f"{sample}.{answer}", 1))
-        ref = put_blob(self._blobs, sample_blob(sample), self._payloads.samples[sample % len(self._payloads.samples)])
-        self._events.append(
-            SampleReady(
-                sample=sample, num_tokens=round(self._load.mean_tokens) * self._load.answers, oldest_version=max(0, self._version - 1),
-                newest_version=self._version, mean_reward=0.5, blob=ref,
-            )
-        )  # fmt: skip
 
-
-class Trainer:
+class Trainer(Service):
     """Trains as soon as there are samples for a step; training takes no time."""
 
-    def __init__(self, load: Load, url: str) -> None:
+    def __init__(self, loop: Loop, port: int, log_id: str, load: Load) -> None:
+        super().__init__(loop, port, log_id, "trainer")
         self._load = load
-        self._service = Service("trainer", url)
-        self._blobs = RedisBlobs(url, RUN)
-        self._ready: list[int] = []
+        self._blobs = Wire(loop, port)
+        self._ready: list[tuple[int, BlobRef]] = []
         self._step = self._version = 0
         self._durable = 0
-        self._publish()
 
-    def run(self) -> None:
-        self._service.follow(self._take, lambda: self._durable)
+    def durable(self) -> int:
+        return self._durable
 
-    def _take(self, row: Row) -> None:
-        if row.kind != SampleReady.kind:
-            return
-        event = row.entry().event
-        assert isinstance(event, SampleReady)
-        self._ready.append(event.sample)
-        if len(self._ready) == self._load.step_samples:
-            self._train(row.position)
-            self._ready = []
+    async def began(self) -> None:
+        await self._publish()
 
-    def _train(self, cause: int) -> None:
+    async def take(self, items: Sequence[Item]) -> None:
+        for position, kind, body in items:
+            if kind == READY:
+                event = msgpack.unpackb(body)
+                self._ready.append((event["sample"], BlobRef(**event["blob"])))
+                if len(self._ready) == self._load.step_samples:
+                    ready, self._ready = self._ready, []
+                    await self._train(ready, position)
+
+    async def _train(self, ready: Sequence[tuple[int, BlobRef]], cause: int) -> None:
         self._step += 1
-        batch = BatchFormed(step=self._step, samples=tuple(self._ready), micro_batches=(tuple(range(len(self._ready))),))
-        position = self._service.say([batch], cause)
-        for sample in self._ready:
-            self._blobs.get(sample_blob(sample))
+        batch = BatchFormed(step=self._step, samples=tuple(sample for sample, _ in ready), micro_batches=(tuple(range(len(ready))),))
+        position = await self.speaker.say([(batch, cause)])
+        await read(self._blobs, [ref for _, ref in ready])
         is_boundary = self._step % self._load.cycle_steps == 0
         done = StepDone(
-            step=self._step, version=self._version, is_boundary=is_boundary, num_samples=len(self._ready), seconds={"train": 1.0},
+            step=self._step, version=self._version, is_boundary=is_boundary, num_samples=len(ready), seconds={"train": 1.0},
             metrics={"loss": 0.5},
         )  # fmt: skip
-        position = self._service.say([done, WaitSamples(step=self._step + 1, need=self._load.step_samples, have=0)], position)
+        waits = WaitSamples(step=self._step + 1, need=self._load.step_samples, have=0)
+        position = await self.speaker.say([(done, position), (waits, position)])
         if is_boundary:
             self._version += 1
-            self._publish()
-            saved = CheckpointSaved(step=self._step, version=self._version, position=position, uri=URI, digest="", seconds=0.0)
-            self._service.say([saved], position)
+            await self._publish()
+            saved = CheckpointSaved(
+                step=self._step, version=self._version, position=position, uri=f"file:///checkpoint-{self._step}", digest="", seconds=0.0
+            )
+            await self.speaker.say([(saved, position)])
             self._durable = position
 
-    def _publish(self) -> None:
+    async def _publish(self) -> None:
         published = WeightsPublished(
             version=self._version, revision=0, transport="file", uri=URI, digest="0" * 32, num_bytes=1, seconds=0.0
         )
-        self._service.say([published], self._service.position)
+        await self.speaker.say([(published, self.position)])
 
 
-def follow(source: str, url: str) -> None:
-    """Is a service that decides next to nothing."""
-    service = Service(source, url)
-    service.follow(lambda row: None, lambda: service.position)
+def update(replica: str, published: dict[str, str | int]) -> WeightUpdateRequested:
+    version, uri, digest = (published[name] for name in ("version", "uri", "digest"))
+    return WeightUpdateRequested(replica=replica, epoch=1, version=int(version), revision=0, uri=str(uri), digest=str(digest), mode="keep")
 
 
-def first() -> None:
-    """Goes before everybody else who wants the processor; where that may not be, it waits as they do."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except PermissionError:
-        return
+async def store(wire: Wire, name: str, data: bytes) -> None:
+    await wire.transact(*storing(KEYS.size, {KEYS.blob(name): data}))
 
 
-def probe(url: str, run: str) -> None:
-    """Appends one entry after the other, until it is ended."""
-    first()
-    log, me = RedisLog.open(url, run), Producer(PROBE, 0)
-    pauses = random.Random(1)
-    for number in itertools.count():
-        time.sleep(2 * PROBE_S * pauses.random())
-        log.append(me, [draft(WaitSamples(step=1, need=1, have=number), 0)])
-
-
-def watch(url: str, run: str, file: Path) -> None:
-    """Reads at once what is appended, until the run has ended, and writes down (when, how late in ms, what) of each."""
-    first()
-    log = RedisLog.open(url, run)
-    position, seen, ended = 0, array("d"), False
-    while not ended:
-        rows = log.read_rows(position, READ_LIMIT, BLOCK_MS)
-        now = time.monotonic_ns()
-        for row in rows:
-            what = OF_PROBE if row.source == PROBE else OF_ANSWER if row.kind == GenerationFinished.kind else 0.0
-            seen.extend((now / 1e9, (now - row.at) / 1e6, what))
-            ended = ended or row.kind == RunEnded.kind
-        position = rows[-1].position if rows else position
-    with file.open("wb") as out:
-        seen.tofile(out)
-
-
-def main(arguments: Sequence[str]) -> None:
-    who, load, url, *rest = arguments
-    match who:
-        case "rollouter":
-            Rollouter(load_of(load), url).run()
-        case "trainer":
-            Trainer(load_of(load), url).run()
-        case "probe":
-            probe(url, rest[0])
-        case "watcher":
-            watch(url, rest[0], Path(rest[1]))
-        case _:
-            follow(who, url)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+async def read(wire: Wire, refs: Sequence[BlobRef]) -> None:
+    """Several in a call, as `bus.blobs.get_blobs` does it."""
+    for some in together(refs, TOGETHER_BYTES):
+        names = [KEYS.blob(ref.name) for ref in some]
+        command: Command = ("MGET", *names)
+        if None in cast("list[bytes | None]", await wire.ask(*command)):
+            raise SystemExit(f"a payload of {names} is not there")

@@ -1,9 +1,10 @@
 """Many connections to a server in one thread: what a thousand processes with a few sockets each are to the server.
 
-    Loop ── epoll ──▶ Wire.ask(command, then) ─▶ … ─▶ then(reply)         replies come in the order of the commands, as on every connection
-      └── timers ──▶ after(seconds, action)
+    Loop ── epoll ──▶ reply = await Wire.ask(command)          replies come in the order of the commands, as on every connection
+      └── timers ──▶ await Loop.sleep(seconds), after(seconds, action)
 
-Commands are packed and scripts are called as `bus.connection` does it. An error from the server ends the process: nothing is tried again.
+A routine is a coroutine that waits for nothing else. Commands are packed as `bus.wire` packs them. An error from the server ends the
+process: nothing is tried again.
 """
 
 from __future__ import annotations
@@ -13,16 +14,44 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from itertools import count
+from typing import TypeAlias, cast
 
 import hiredis
 
-from bus.connection import Argument, Reply, Script, pack
+from bus.wire import Argument, Reply, pack
 
 RECEIVED = 1 << 18
 """Bytes taken from a socket at a time."""
-Then = Callable[[Reply], None]
+Command: TypeAlias = Sequence[Argument]
+Then: TypeAlias = Callable[[Reply], None]
+
+
+class Wait:
+    """What a routine waits for: `begin` is given what to call when it is there."""
+
+    def __init__(self, begin: Callable[[Then], None]) -> None:
+        self.begin = begin
+
+    def __await__(self) -> Generator[Wait, Reply, Reply]:
+        return (yield self)
+
+
+Routine: TypeAlias = Coroutine[Wait, Reply, None]
+
+
+def begin(routine: Routine) -> None:
+    """Lets it run until it waits, and goes on with it whenever what it waits for is there."""
+
+    def go_on(reply: Reply) -> None:
+        try:
+            wait = routine.send(reply)
+        except StopIteration:
+            return
+        wait.begin(go_on)
+
+    go_on(None)
 
 
 class Loop:
@@ -33,12 +62,17 @@ class Loop:
         self._wires: dict[int, Wire] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+        self.received = memoryview(bytearray(RECEIVED))
+        """Where connections take in what has come for them."""
         self.lag_s = 0.0
         """Longest time by which a timer came late since somebody looked: this process does not get the processor it needs."""
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Calls `action` once, in so many seconds."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), action))
+
+    def sleep(self, seconds: float) -> Wait:
+        return Wait(lambda then: self.after(seconds, lambda: then(None)))
 
     def run(self, goes_on: Callable[[], bool]) -> None:
         """As long as `goes_on` says so."""
@@ -79,35 +113,42 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
         self._reader = hiredis.Reader()
-        self._waiting: deque[Then] = deque()
+        self._expected: deque[tuple[int, bool, Then]] = deque()
+        """Of each exchange: how many replies it has, whether all of them are wanted or the last one, and by whom."""
+        self._got: list[Reply] = []
+        """Of the oldest exchange."""
         self._unsent = b""
         self._stuck = False
         """The socket has not taken all of it."""
         self.number = self._socket.fileno()
         loop.add(self)
 
-    def ask(self, arguments: Sequence[Argument], then: Then) -> None:
-        """Sends a command; `then` gets its reply."""
-        self._send((arguments,), (then,))
+    def ask(self, *command: Argument) -> Wait:
+        """Sends a command; its reply."""
+        return self.send(pack(command))
 
-    def transact(self, commands: Sequence[Sequence[Argument]], then: Then) -> None:
-        """Sends commands that nobody comes between; `then` gets the list of their replies."""
-        queued = [_pass_over] * (1 + len(commands))
-        self._send((("MULTI",), *commands, ("EXEC",)), (*queued, then))
+    def exchange(self, *commands: Command) -> Wait:
+        """Sends commands at once, each carried out by itself; the list of their replies."""
+        return self.send(b"".join(map(pack, commands)), len(commands), whole=True)
 
-    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument], then: Then) -> None:
-        """Calls a script that the server has."""
-        self.ask(("EVALSHA", script.digest, len(keys), *keys, *arguments), then)
+    def transact(self, *commands: Command) -> Wait:
+        """Sends commands that nobody comes between; the list of their replies."""
+        return self.send(b"".join(map(pack, (("MULTI",), *commands, ("EXEC",)))), 2 + len(commands))
+
+    def send(self, data: bytes, replies: int = 1, whole: bool = False) -> Wait:
+        """Sends packed commands, as many as `replies`; the last reply, or, if `whole`, the list of all."""
+
+        def start(then: Then) -> None:
+            self._expected.append((replies, whole, then))
+            waited = bool(self._unsent)
+            self._unsent += data
+            if not waited:
+                self.flush()
+
+        return Wait(start)
 
     def close(self) -> None:
         self._socket.close()
-
-    def _send(self, commands: Sequence[Sequence[Argument]], thens: Sequence[Then]) -> None:
-        self._waiting.extend(thens)
-        waited = bool(self._unsent)
-        self._unsent += b"".join(map(pack, commands))
-        if not waited:
-            self.flush()
 
     def flush(self) -> None:
         """Sends what the socket takes."""
@@ -122,15 +163,20 @@ class Wire:
 
     def receive(self) -> None:
         """Takes what is there, and hands out the replies that are whole."""
-        data = self._socket.recv(RECEIVED)
-        if not data:
+        place = self._loop.received
+        taken = self._socket.recv_into(place)
+        if not taken:
             raise SystemExit("the server has closed a connection: its log says why (maxclients?)")
-        self._reader.feed(data)
+        self._reader.feed(cast(bytes, place), 0, taken)
         while (reply := self._reader.gets()) is not False:
             if isinstance(reply, hiredis.ReplyError):
                 raise SystemExit(f"the server refuses a command: {reply}")
-            self._waiting.popleft()(reply)
+            self._hand_out(reply)
 
-
-def _pass_over(reply: Reply) -> None:
-    """Of a command in a transaction: that it was taken."""
+    def _hand_out(self, reply: Reply) -> None:
+        replies, whole, then = self._expected[0]
+        self._got.append(reply)
+        if len(self._got) == replies:
+            self._expected.popleft()
+            got, self._got = self._got, []
+            then(got if whole else reply)

@@ -30,10 +30,12 @@ from benchmarks.runs import quantile, scratch
 from bus.embedded import EmbeddedServer
 from bus.events import GenerationFinished, ReplicaAsleep, ReplicaAwake, WeightsApplied
 from bus.redis_log import RedisLog
-from services.context import REPLICA, make_context, read_plan
+from bus.sources import REPLICA
+from services.context import make_context, read_plan
 from services.engines.config import EngineConfig
 from services.engines.protocol import Sampling
 from services.engines.vllm_processes import descendants
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.weights.store import WeightNotice, WeightStore
 from tests.services.director import Director
 
@@ -62,7 +64,7 @@ def serve(url: str, name: str, folder: Path, core: int) -> None:
     model = folder / f"model-{name}"
     vllm_model(VOCAB).save_pretrained(model)
     config = EngineConfig(kind="vllm", max_running_requests=ROWS, max_model_len=LENGTH, dtype="float32")
-    context = make_context(url, read_plan(url, RUN, folder), REPLICA, name, folder, "benchmark")
+    context = make_context(RunPlace(url, RUN, folder), ServiceSpec(REPLICA, name), read_plan(url, RUN, folder), "benchmark")
     Replica(context, VllmEngine(config, model), Sampling(), Sampling(), slots=ROWS).run()
 
 

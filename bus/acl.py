@@ -15,7 +15,7 @@ from hashlib import sha256
 
 from bus.keys import RUNS
 
-READ = ("exists", "get", "hget", "hgetall", "hkeys", "hmget", "mget", "xrange", "xread", "xrevrange", "smembers")
+READ = ("exists", "get", "hget", "hgetall", "hkeys", "hmget", "hscan", "hstrlen", "mget", "xrange", "xread", "xrevrange", "smembers")
 CONNECT = ("ping", "select", "info")
 SCRIPTS = ("eval", "evalsha")
 APPEND = (*SCRIPTS, "hdel", "hset", "xadd")
@@ -32,6 +32,8 @@ LOG = ("log", "meta")
 HOLDS = (*LOG, "positions", "recall", "snapshots")
 """Of a service that reads the whole log: how far it is, what it asks the archiver for, and the state that its successor goes on from."""
 RECALLED = "recall:*"
+WATCHED = "alive:controller"
+"""Whose loss every other service says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,17 @@ class Rights:
 
 
 ROLES: Mapping[str, Rights] = {
-    "trainer": Rights((*HOLDS, "alive:trainer"), ("blob:sample:*", RECALLED), (*APPEND, *ALIVE, *ASK)),
-    "rollouter": Rights((*HOLDS, "inbox:*", "size", "alive:rollouter", "blob:*"), (RECALLED,), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *ASK)),
-    "replica": Rights((*LOG, "size", "alive:replica:*", "blob:answer:*"), ("inbox:*", "blob:prompt:*"), (*APPEND, *ALIVE, *WRITE_PAYLOADS)),
+    "trainer": Rights((*HOLDS, "alive:trainer"), ("blob:sample:*", RECALLED, WATCHED), (*APPEND, *ALIVE, *ASK)),
+    "rollouter": Rights(
+        (*HOLDS, "inbox:*", "size", "alive:rollouter", "blob:*"), (RECALLED, WATCHED), (*APPEND, *ALIVE, *WRITE_PAYLOADS, *ASK),
+    ),
+    "replica": Rights(
+        (*LOG, "size", "alive:replica:*", "blob:answer:*"), ("inbox:*", "blob:prompt:*", WATCHED), (*APPEND, *ALIVE, *WRITE_PAYLOADS),
+    ),
     "controller": Rights((*HOLDS, "inbox:*", "alive:controller"), ("alive:*", RECALLED), (*APPEND, *ALIVE, *ASK)),
-    "policy": Rights((*HOLDS, "alive:policy", "alive:policy:*"), (RECALLED,), (*APPEND, *ALIVE, *ASK)),
+    "policy": Rights((*HOLDS, "alive:policy", "alive:policy:*"), (RECALLED, WATCHED), (*APPEND, *ALIVE, *ASK)),
     "archiver": Rights(
-        (*HOLDS, RECALLED, "inbox:*", "size", "alive:archiver", "blob:*"), (),
+        (*HOLDS, RECALLED, "inbox:*", "size", "alive:archiver", "blob:*"), (WATCHED,),
         (*APPEND, *ALIVE, *REMOVE_PAYLOADS, *TRIM, *MEASURE, *ASK, *ANSWER),
     ),
     "monitor": Rights(

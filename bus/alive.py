@@ -17,6 +17,7 @@ from typing import cast
 from bus.connection import Connection, Script
 from bus.errors import LogUnavailable, ServerError
 from bus.keys import Keys
+from bus.wire import Argument, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -71,29 +72,50 @@ class Alive:
 
     def _renew_until_ending(self) -> None:
         while not self._ending.wait(self._ttl_s / RENEWALS_PER_TTL):
-            self._renew(self._ttl_s)
-            self._look()
+            self._renew_and_look()
             if self._on_lapse is not None and time.monotonic() - self._renewed > self._ttl_s:
                 self._on_lapse()
 
-    def _look(self) -> None:
+    def _renew_and_look(self) -> None:
+        """Both in one exchange: a thousand of them are some work for the server."""
         if self._watched is None:
+            self._renew(self._ttl_s)
             return
+        renewing = ("EVALSHA", RENEW.digest, 1, self._key, *self._arguments(self._ttl_s))
         try:
-            self._watched.look(living_epochs(self._connection, self._run, [self._watched.service]).get(self._watched.service))
+            _, values = self._connection.exchange(renewing, _living(self._run, [self._watched.service]))
+        except LogUnavailable as error:
+            self._not_renewed(error)
+        except ServerError:
+            # One of the two was refused, or the server has lost the script: each by itself says which, and why.
+            self._renew(self._ttl_s)
+            self._look(self._watched)
+        else:
+            self._renewed = time.monotonic()
+            self._watched.look(_epochs([self._watched.service], values).get(self._watched.service))
+
+    def _look(self, watched: Watched) -> None:
+        try:
+            watched.look(living_epochs(self._connection, self._run, [watched.service]).get(watched.service))
         except LogUnavailable:
             return  # it may well be there
         except ServerError as error:
-            logger.warning("signs of life of %s cannot be watched: error=%s", self._watched.service, error)
+            logger.warning("signs of life of %s cannot be watched: error=%s", watched.service, error)
             self._watched = None
 
     def _renew(self, ttl_s: float) -> None:
         """One try: the next one comes soon, and the service itself finds out on its own what a lost server means to it."""
         try:
-            self._connection.run(RENEW, [self._key], [self._epoch, round(ttl_s * 1000)])
+            self._connection.run(RENEW, [self._key], self._arguments(ttl_s))
             self._renewed = time.monotonic()
         except (LogUnavailable, ServerError) as error:
-            logger.warning("sign of life not renewed: service=%s epoch=%d error=%s", self._service, self._epoch, error)
+            self._not_renewed(error)
+
+    def _arguments(self, ttl_s: float) -> list[Argument]:
+        return [self._epoch, round(ttl_s * 1000)]
+
+    def _not_renewed(self, error: Exception) -> None:
+        logger.warning("sign of life not renewed: service=%s epoch=%d error=%s", self._service, self._epoch, error)
 
 
 class Watched:
@@ -132,6 +154,15 @@ def living_epochs(connection: Connection, run: str, services: Sequence[str]) -> 
     """Service -> epoch of its living incarnation, of those of `services` that show a sign of life. Raises LogUnavailable."""
     if not services:
         return {}
+    return _epochs(services, connection.call(*_living(run, services)))
+
+
+def _living(run: str, services: Sequence[str]) -> Sequence[Argument]:
+    """The command that asks for their signs of life."""
     keys = Keys(run)
-    values = cast("list[bytes | None]", connection.call("MGET", *(keys.alive(service) for service in services)))
+    return ("MGET", *(keys.alive(service) for service in services))
+
+
+def _epochs(services: Sequence[str], reply: Reply) -> dict[str, int]:
+    values = cast("list[bytes | None]", reply)
     return {service: int(value) for service, value in zip(services, values, strict=True) if value is not None}

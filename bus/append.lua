@@ -75,14 +75,15 @@ local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1] or {'0-0', 
 if newest[1] ~= last .. '-0' or (newest[2][16] or '') ~= chain then
     return {'torn', last, newest[1]}
 end
+local position = tonumber(last)
+local next_id = string.format('%.0f-0', position + 1)
 for i = 1, inbox_count do
-    local mirrored = redis.call('XREVRANGE', KEYS[2 + i], '+', '-', 'COUNT', 1)[1]
-    if mirrored and tonumber(string.match(mirrored[1], '^%d+')) > tonumber(last) then
-        return {'torn', last, mirrored[1]}
+    local ahead = redis.call('XRANGE', KEYS[2 + i], next_id, '+', 'COUNT', 1)[1]
+    if ahead then
+        return {'torn', last, ahead[1]}
     end
 end
 
-local position = tonumber(last)
 local touched = {}
 local ended
 for i = 1, entry_count do
@@ -114,8 +115,11 @@ if not answer then
     end
     redis.call('HSET', meta, 'clients', string.format('%.0f', number), 'client:' .. string.format('%.0f', number), client)
 end
-redis.call('HSET', meta, 'log', log_id, 'position', string.format('%.0f', position), 'chain', chain,
+redis.call('HSET', meta, 'position', string.format('%.0f', position), 'chain', chain,
     'answer:' .. client, counter .. ' ' .. string.format('%.0f', first) .. ' ' .. epoch)
+if mode == 'create' then
+    redis.call('HSET', meta, 'log', log_id)
+end
 if ended then
     redis.call('HSET', meta, 'ended', string.format('%.0f', ended))
 end

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, unquote, urlsplit
 
-from bus.connection import MIN_REDIS, MIN_VALKEY, Connection
+from bus.connection import Connection
 from bus.errors import LogUnavailable, ServerError
+from bus.server_checks import MIN_REDIS, MIN_VALKEY
 
 START_S = 60.0
 """Longest wait until it answers; most of it may go into loading a long log."""

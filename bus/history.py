@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Protocol
 
 from bus import chain
-from bus.connection import PATIENCE_S
 from bus.entry import Entry
 from bus.errors import GapError, LogChanged
+from bus.patience import PATIENCE_S
 from bus.recall import Recall, Recorded
 from bus.recording import FILE_NAME, Recording, Row
 from bus.redis_log import RedisLog

@@ -3,8 +3,8 @@
     entry ─▶ core.apply ─▶ core.decide ─▶ apply the answer ─▶ core.decide ─▶ … None, or the bound
                               └──────── answers are appended in order, cause = entry ────────▶ log
 
-Entries that were read together are taken one after the other and their answers appended in one call: what a crash loses of it is decided
-again by the successor.
+Entries that were read together are taken one after the other and their answers appended together, so many in a call: what a crash loses of
+them is decided again by the successor.
 
 An own derived entry that comes back from the log is not applied again, but `decide` is asked with it as cause, so the bound loses nothing.
 `rebuild` restores the state that an incarnation had: entries in order, own derived ones right after their cause.
@@ -23,6 +23,8 @@ from bus.log import Log
 
 MAX_DECISIONS = 64
 """Decisions taken on one entry before reading on."""
+MAX_TOGETHER = 64
+"""Most decisions in one append: the server answers nobody else meanwhile, and weights for a thousand replicas are as many requests."""
 
 Clock = Callable[[], int]
 Prepare = Callable[[Sequence[Event]], None]
@@ -56,7 +58,7 @@ class Host:
         """Kind -> position of this source's newest decision of that kind: the cause of the fact that follows it."""
 
     def take(self, entries: Sequence[Entry]) -> list[Event]:
-        """Applies each entry and decides on it, then appends all decisions, each with its cause, in one call; returns them.
+        """Applies each entry and decides on it, then appends all decisions, each with its cause; returns them.
 
         Raises what `Log.append` raises: then this process must end.
         """
@@ -83,11 +85,11 @@ class Host:
 
     def _append(self, drafts: Sequence[Draft]) -> list[Event]:
         decisions = [draft.event for draft in drafts]
-        if drafts:
-            if self._prepare is not None:
-                self._prepare(decisions)
-            first = self._log.append(self.producer, drafts)
-            self.decided_at.update((event.kind, first + offset) for offset, event in enumerate(decisions))
+        if drafts and self._prepare is not None:
+            self._prepare(decisions)
+        for start in range(0, len(drafts), MAX_TOGETHER):
+            first = self._log.append(self.producer, drafts[start : start + MAX_TOGETHER])
+            self.decided_at.update((event.kind, position) for position, event in enumerate(decisions[start : start + MAX_TOGETHER], first))
         return decisions
 
     def append_facts(self, facts: Sequence[tuple[Event, int]]) -> None:

@@ -47,6 +47,12 @@ class Log(Protocol):
         Retries safely after a lost reply. Raises Fenced, LogChanged, LogMissing, EntryTooLarge, LogUnavailable.
         """
 
+    def append_with(self, payloads: Mapping[str, bytes], producer: Producer, drafts: Sequence[Draft]) -> int:
+        """`append`, and the payloads that `drafts` name are there whenever these are: in one call what `Blobs.put_many` and `append` do.
+
+        Where it is refused, payloads may have been stored.
+        """
+
     def read(self, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
         """Entries with positions after+1, after+2, … (at most `limit`); with none there, waits up to `block_ms` (0: not at all).
 

@@ -9,14 +9,15 @@ import threading
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bus import chain
+from bus.blobs import blob_digest
 from bus.codec import decode, encode
 from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, Fenced, GapError, LogChanged, LogError
-from bus.events import RunEnded, RunPlanned
+from bus.events import BlobRef, RunEnded, RunPlanned
 from bus.log import WHATEVER, Attached
 from bus.recording import Row
 
@@ -111,6 +112,10 @@ class MemoryLog:
         self._counter += 1
         return self.append_numbered(producer, drafts, self._counter)
 
+    def append_with(self, payloads: Mapping[str, bytes], producer: Producer, drafts: Sequence[Draft]) -> int:
+        self._store.blobs.update(payloads)
+        return self.append(producer, drafts)
+
     def append_numbered(self, producer: Producer, drafts: Sequence[Draft], counter: int) -> int:
         """One try of the append with this client's number `counter`; a retry with the same number is answered with the first position."""
         key = (producer.source, producer.epoch, self._client)
@@ -131,45 +136,43 @@ class MemoryLog:
         return position
 
     def read(self, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
-        deadline = time.monotonic() + block_ms / 1000
-        with self._store.grown:
-            while True:
-                self._check(after)
-                if after + 1 < self._store.first:
-                    raise GapError(
-                        f"run {self.run}: this reader has read up to {after}, the next entry that is there is {self._store.first}: "
-                        f"entries {after + 1} to {self._store.first - 1} were trimmed before it got them; read them from the recording"
-                    )
-                start = after + 1 - self._store.first
-                found = self._store.entries[start : start + limit]
-                if found:
-                    self._remember(found[-1])
-                    return found
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return []
-                self._store.grown.wait(remaining)
+        def look() -> list[Entry]:
+            self._check(after)
+            if after + 1 < self._store.first:
+                raise GapError(
+                    f"run {self.run}: this reader has read up to {after}, the next entry that is there is {self._store.first}: "
+                    f"entries {after + 1} to {self._store.first - 1} were trimmed before it got them; read them from the recording"
+                )
+            start = after + 1 - self._store.first
+            return self._store.entries[start : start + limit]
+
+        return self._wait_for(look, block_ms)
 
     def read_rows(self, after: int, limit: int, block_ms: int = 0) -> list[Row]:
         """What `read` gives, as it is stored."""
         return [Row.of(entry) for entry in self.read(after, limit, block_ms)]
 
     def read_inbox(self, replica: str, after: int, limit: int, block_ms: int = 0) -> list[Entry]:
+        def look() -> list[Entry]:
+            self._check(after)
+            self._ended_at = self._store.ended_at
+            inbox = self._store.inboxes.get(replica, [])
+            start = bisect_right(inbox, after, key=lambda entry: entry.position)
+            return inbox[start : start + limit]
+
+        return self._wait_for(look, block_ms)
+
+    def _wait_for(self, look: Callable[[], list[Entry]], block_ms: int) -> list[Entry]:
+        """What there is, as soon as there is any; nothing after so long."""
         deadline = time.monotonic() + block_ms / 1000
         with self._store.grown:
-            while True:
-                self._check(after)
-                self._ended_at = self._store.ended_at
-                inbox = self._store.inboxes.get(replica, [])
-                start = bisect_right(inbox, after, key=lambda entry: entry.position)
-                found = inbox[start : start + limit]
-                if found:
-                    self._remember(found[-1])
-                    return found
+            while not (found := look()):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     return []
                 self._store.grown.wait(remaining)
+            self._remember(found[-1])
+            return found
 
     def goes_on_from(self, position: int, chain: str) -> None:
         """This client has got the entries up to `position`, whose chain is `chain`, from elsewhere: the next one read must follow on it."""
@@ -221,6 +224,11 @@ class MemoryBlobs:
     def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
         """Those of `names` that are there."""
         return {name: self._blobs[name] for name in names if name in self._blobs}
+
+    def get_refs(self, refs: Sequence[BlobRef]) -> dict[str, bytes]:
+        """By name, those that are there and have the digest that `refs` say."""
+        wanted = {ref.name: ref.digest for ref in refs}
+        return {name: data for name, data in self.get_many(list(wanted)).items() if wanted[name] == blob_digest(data)}
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:

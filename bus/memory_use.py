@@ -6,10 +6,13 @@ payloads: counted by the scripts that write and remove them      log, inboxes, t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-from bus.connection import PATIENCE_S, Connection, Reply, memory_of, persist
+from bus.connection import Connection
+from bus.inboxes import Inboxes
 from bus.keys import Keys
+from bus.patience import PATIENCE_S, persist
+from bus.server_checks import memory_of
+from bus.wire import Reply
 
 FULL_SHARE = 0.95
 """Of the server's limit: when that is used it counts as full, so that a run can still say why it ends."""
@@ -36,6 +39,7 @@ class MemoryUse:
         self._keys = Keys(run)
         self._connection = Connection(url)
         self._patience_s = patience_s
+        self._inboxes = Inboxes(self._connection, self._keys, patience_s)
         self._inbox_bytes: dict[str, int] = {}
         """What each inbox took when it was asked for last; who was asked longest ago comes first."""
 
@@ -54,17 +58,13 @@ class MemoryUse:
 
     def _of_inboxes(self) -> int:
         known = self._inbox_bytes
-        there = dict.fromkeys(self._inboxes())
+        there = dict.fromkeys(map(self._keys.inbox, self._inboxes.names()))
         new = [key for key in there if key not in known]
         for key in (*new, *list(known)[:MOST_INBOXES]):
             known.pop(key, None)
             if key in there:
                 known[key] = self._of_key(key)
         return sum(known.values())
-
-    def _inboxes(self) -> list[str]:
-        fields = cast("list[bytes]", self._call("HKEYS", self._keys.meta))
-        return [self._keys.inbox(field.decode().removeprefix("inbox:")) for field in fields if field.startswith(b"inbox:")]
 
     def _of_key(self, key: str) -> int:
         used = self._call("MEMORY", "USAGE", key)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from bus.entry import Entry
 from bus.events import ServiceLost, ServiceStarted, WeightsPublished, WeightsShared
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 
 
 class Reach:

@@ -20,11 +20,13 @@ from typing import NamedTuple, cast
 
 import msgpack
 
-from bus.connection import PATIENCE_S, Connection, Reply, persist
+from bus.connection import Connection
 from bus.errors import BlobMissing, CodecError, GapError, LogUnavailable, SwingshiftError
 from bus.keys import Keys
+from bus.patience import PATIENCE_S, persist
 from bus.payload_recording import PayloadRecording
 from bus.recording import Recording, Row, checked_row
+from bus.wire import Reply
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ from typing import cast
 
 import msgpack
 
-from bus.connection import Connection, Reply
+from bus.connection import Connection
 from bus.errors import CodecError
 from bus.keys import Keys
 from bus.snapshot_table import Snapshot
+from bus.wire import Reply
 
 
 class RedisSnapshots:
@@ -35,10 +36,10 @@ class RedisSnapshots:
         value = self._connection.call("HGET", self._key, source)
         return None if value is None else _unpack(source, value)
 
-    def all(self) -> list[Snapshot]:
-        """The newest one of each source. Raises LogUnavailable, ServerError, CodecError."""
-        flat = cast("list[bytes]", self._connection.call("HGETALL", self._key))
-        return [_unpack(source.decode(), value) for source, value in zip(flat[::2], flat[1::2], strict=True)]
+    def sizes(self) -> dict[str, int]:
+        """Source -> bytes of its newest one, which are those of the state, about. Raises LogUnavailable, ServerError."""
+        sources = cast("list[bytes]", self._connection.call("HKEYS", self._key))
+        return {source.decode(): cast(int, self._connection.call("HSTRLEN", self._key, source)) for source in sources}
 
 
 def _unpack(source: str, value: Reply) -> Snapshot:

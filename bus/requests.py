@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from bus.entry import Entry
 from bus.events import Event, GenerationFinished, GenerationRequested, ReplicaLost, ServiceStarted
+from bus.sources import REPLICA_PREFIX
 
 Key = tuple[str, int]
-REPLICA_PREFIX = "replica:"
 ANSWERING = frozenset[type[Event]]({GenerationRequested, GenerationFinished})
 """Nine in ten entries of a log are of these types: who does not look at them leaves at once."""
 

@@ -12,11 +12,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from bus.connection import PATIENCE_S, Argument, Connection, Script, persist
+from bus.connection import Connection, Script
 from bus.errors import LogChanged
 from bus.keys import RUNS, Keys
+from bus.patience import PATIENCE_S, persist
 from bus.recording import Recording, Row
 from bus.runs import run_keys
+from bus.wire import Argument
 
 RESTORE = Script.load("restore.lua")
 MOST_ENTRIES = 2_000

@@ -1,6 +1,7 @@
 """Records a run whole: the entries of its log, and the payloads that they name.
 
-    entries ─▶ what they name ─▶ server: payloads ─▶ payloads.sqlite (on the disk) ─▶ events.sqlite (on the disk) ─▶ `append` returns
+    entries ─▶ what they name ─▶ server: payloads, a few at a time ─▶ each is hashed once, against its entry, and packed
+                                         └─▶ payloads.sqlite (on the disk) ─▶ events.sqlite (on the disk) ─▶ `append` returns
 
 In this order, so that whoever is killed in between leaves payloads that no entry names yet, and never an entry without its payloads: the
 successor begins with the same entries again. Prompts are not recorded: the rollouter writes them anew, with the same bytes.
@@ -9,22 +10,22 @@ successor begins with the same entries again. Prompts are not recorded: the roll
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from bus.blobs import blob_digest
+from bus.blobs import TOGETHER_BYTES, together
 from bus.events import BlobRef, Event, GenerationFinished, SampleReady
-from bus.payload_recording import PayloadRecorder
+from bus.payload_recording import PackedPayload, PayloadRecorder
 from bus.recorder import Recorder
 from bus.recording import Row
 
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 16 << 20
-MOST_PAYLOADS = 256
-"""Payloads that are fetched and committed together, unless one alone is larger: so much of them is in memory at a time."""
+MOST_PAYLOADS = 1_000
+"""Payloads that are committed together, unless one alone is larger: so much of them is in memory at a time."""
 MOST_NAMED = 5
 """Payloads that one message names."""
 
@@ -32,8 +33,8 @@ MOST_NAMED = 5
 class PayloadSource(Protocol):
     """Where the payloads of a run still are."""
 
-    def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Those of `names` that are there and whole."""
+    def get_refs(self, refs: Sequence[BlobRef]) -> dict[str, bytes]:
+        """By name, those that are there and have the digest that `refs` say. The answer is as large as all of them together."""
 
 
 class Rows(Protocol):
@@ -110,7 +111,8 @@ class RunRecorder:
         # Looked at first: the payloads of a log that went on differently would replace those that are recorded.
         self._recorder.check(rows)
         missing: list[str] = []
-        for batch in _batches(ref for row in rows if row.kind in NAMING and (ref := payload_of(row.entry().event)) is not None):
+        refs = (ref for row in rows if row.kind in NAMING and (ref := payload_of(row.entry().event)) is not None)
+        for batch in together(refs, MOST_BYTES, MOST_PAYLOADS):
             missing += self._record(batch)
         if missing:
             more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
@@ -122,21 +124,10 @@ class RunRecorder:
 
     def _record(self, refs: Sequence[BlobRef]) -> list[str]:
         """Records the payloads of one batch; returns the names of those that are neither on the server nor recorded."""
-        wanted = {ref.name: ref.digest for ref in refs}
-        found = self._source.get_many(list(wanted))
-        fit = {name: data for name, data in found.items() if blob_digest(data) == wanted[name]}
-        self._payloads.put(fit)
-        return [name for name, digest in wanted.items() if name not in fit and self._payloads.digest(name) != digest]
-
-
-def _batches(refs: Iterable[BlobRef]) -> Iterator[list[BlobRef]]:
-    batch: list[BlobRef] = []
-    num_bytes = 0
-    for ref in refs:
-        if batch and (num_bytes + ref.num_bytes > MOST_BYTES or len(batch) == MOST_PAYLOADS):
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(ref)
-        num_bytes += ref.num_bytes
-    if batch:
-        yield batch
+        wanted = {ref.name: ref for ref in refs}
+        packed: dict[str, PackedPayload] = {}
+        for some in together(wanted.values(), TOGETHER_BYTES):
+            found = self._source.get_refs(some)
+            packed.update((name, self._payloads.pack(wanted[name], data)) for name, data in found.items())
+        self._payloads.put_packed(packed.values())
+        return [name for name, ref in wanted.items() if name not in packed and self._payloads.digest(name) != ref.digest]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
-from bus.connection import HIDDEN, without_password
 from bus.embedded import EmbeddedServer, Say
 from bus.errors import ConfigError
+from bus.wire import HIDDEN, without_password
 
 
 def named_server(

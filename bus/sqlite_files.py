@@ -15,6 +15,9 @@ from bus.errors import DiskError, LogError
 
 WRITER_PATIENCE_S = 10.0
 """How long a write waits for another writer to be done."""
+PAGE_BYTES = 4096
+WAL_BYTES = 8 << 20
+"""What is written beside the file before it is copied into it, about. More at a time keeps the disk longer from others."""
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
@@ -39,12 +42,18 @@ def open_reader(path: Path) -> sqlite3.Connection:
     raise LogError(f"{path} is damaged, or no recording: {reason}")
 
 
-def open_writer(path: Path) -> sqlite3.Connection:
-    """A connection whose commits are on the disk when they return; the file and its folder are made. Raises sqlite3.Error, OSError."""
+def open_writer(path: Path, page_bytes: int = PAGE_BYTES) -> sqlite3.Connection:
+    """A connection whose commits are on the disk when they return; the file and its folder are made. Raises sqlite3.Error, OSError.
+
+    `page_bytes`: of a file that is made; one that is there keeps its own.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path, timeout=WRITER_PATIENCE_S, isolation_level=None)
     try:
+        connection.execute(f"PRAGMA page_size={page_bytes}")
         connection.execute("PRAGMA journal_mode=WAL")
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // page_bytes}")
         # FULL: a commit is on the disk when it returns. With NORMAL the newest ones would be lost with the power.
         connection.execute("PRAGMA synchronous=FULL")
         flush(path.parent)

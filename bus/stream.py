@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from bus.codec import MAX_BYTES, encode
-from bus.connection import Argument, Reply
 from bus.entry import Draft, Entry, Producer
 from bus.errors import CodecError, LogChanged
 from bus.keys import Keys
 from bus.recording import Row
+from bus.wire import Argument, Reply
 
 Mode = Literal["append", "attach", "create"]
 

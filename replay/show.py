@@ -20,7 +20,7 @@ from bus.errors import CodecError, ConfigError
 from bus.events import KINDS
 from bus.fields import fields_text
 from bus.recording import Recording, Row
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 from replay.pattern import check_kind
 
 Body = Mapping[str, object]

@@ -118,7 +118,7 @@ def _trainer(core: TrainerCore) -> list[Line]:
     books = core.books
     waits = ", waits for samples" if core.is_waiting else ""
     devices = f"{'home' if core.home else 'away'}, {'granted' if core.granted else 'not granted'}{waits}"
-    saved = [f"step {saved.step} (version {saved.version}, position {saved.position})" for saved in core.checkpoints]
+    saved = [f"step {saved.step} (version {saved.version}, position {saved.position})" for saved in core.kept.saved]
     kept = [batch.step for batch in core.history]
     redo = f"batches of steps {kept[0]} to {kept[-1]} are kept" if kept else "no batch is kept"
     return [

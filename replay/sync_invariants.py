@@ -13,7 +13,7 @@ from __future__ import annotations
 from bus.entry import Entry
 from bus.events import ReplicaAwake, ReplicaFailed, ServiceStarted, WakeRequested, WeightsApplied, WeightsPublished, WeightUpdateRequested
 from bus.reach import Reach
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 
 Weights = tuple[int, int]
 """(version, revision)"""

@@ -1,11 +1,14 @@
-"""What a service is given when it starts: where the log is, what was planned, and who it is."""
+"""What a service is given when it starts: where the log is, what was planned, and who it is.
+
+place, spec ─▶ plan, its log's first entry ─▶ ServiceContext ─▶ the service's shell
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,16 +16,18 @@ from bus.alive import Alive
 from bus.errors import ConfigError, GapError
 from bus.events import RunPlanned, ServiceStarted
 from bus.history import History
-from bus.log import WHATEVER
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from bus.sources import CONTROLLER, POLICY, REPLICA, TRAINER
 from services.agreement import Publishing
 from services.config import SCRIPTED, RunConfig
 from services.devices import cores_of, is_cuda, share_of, tensor_parallel_size
 from services.engines.vllm_installed import usable_vllm
+from services.exit_codes import LAPSED
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.local_settings import with_local_settings
 from services.machine import machine_id
-from services.plan import config_of, engine_config
+from services.planned import config_of, engine_config
 
 if TYPE_CHECKING:
     from services.engines.config import EngineConfig
@@ -31,59 +36,57 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRAINER = "trainer"
-REPLICA = "replica"
-POLICY = "policy"
-CONTROLLER = "controller"
-"""Nobody else can decide for it: every other service says when it is lost."""
-LAPSED = 5
-"""Exit code of a replica whose lease has ended."""
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
     """One incarnation of one service. Clients of the log are not thread-safe: open one a thread."""
 
-    url: str
-    """The server's."""
-    run: str
-    service: str
-    """`trainer`, `rollouter`, `replica`, `controller`, `policy`, `archiver`."""
-    name: str
-    """A replica's name, a shadow's label; empty for the others."""
+    place: RunPlace
+    """Where the log and the run's folder are, which is absolute here."""
+    spec: ServiceSpec
+    """Which service it is, as whoever started it said."""
     plan: RunPlanned
     """The log's first entry."""
     config: RunConfig
     """As the plan has it: nothing of it is left to be worked out."""
-    folder: Path
-    """The run's folder, absolute."""
     code: str
     """Digest of the code that decides in this service."""
     supervised: bool = True
     """A supervisor says who is gone; under `swingshift serve` nobody does, and the controller looks for signs of life."""
     in_process: bool = False
     """All services are threads of one process: no signals, no affinity, nobody can be killed."""
-    request: int = 0
-    """A policy's: position of the PolicyRequested that chose it; 0: the plan did."""
-    candidate: bool = False
-    """A policy's: it is to warm up and to answer in trial before it attaches."""
-    after: int = WHATEVER
-    """A policy's: the epoch that it may follow, and no other."""
-    placed: str = ""
-    """On a cluster: the GPUs that it was given, by the names that they have here; empty: those that were planned, or none."""
-    on_cluster: bool = False
-    """It is on some node of a cluster, which may lose touch with the others."""
-    token: str = ""
-    """What whoever started it knows it by."""
     machine: str = field(default_factory=machine_id)
     """Which machine it is on."""
-    rank: int = 0
-    """A trainer's whose ranks were started by others (`Torchrun`): which of them; rank 0 is the service."""
+
+    @property
+    def url(self) -> str:
+        """The server's."""
+        return self.place.url
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.place.run
+
+    @property
+    def folder(self) -> Path:
+        """The run's, absolute."""
+        return self.place.folder
+
+    @property
+    def service(self) -> str:
+        """`trainer`, `rollouter`, `replica`, `controller`, `policy`, `archiver`."""
+        return self.spec.service
+
+    @property
+    def name(self) -> str:
+        """A replica's name, a shadow's label; empty for the others."""
+        return self.spec.name
 
     @property
     def source(self) -> str:
         """What the service is called in the log."""
-        return f"{self.service}:{self.name}" if self.name else self.service
+        return self.spec.source
 
     @property
     def role(self) -> Literal["", "standalone", "hybrid"]:
@@ -91,6 +94,16 @@ class ServiceContext:
         if self.service != REPLICA:
             return ""
         return "hybrid" if self.name in self.plan.hybrid else "standalone"
+
+    @property
+    def on_cluster(self) -> bool:
+        """It is on some node of a cluster, which may lose touch with the others."""
+        return self.spec.device is not None
+
+    @property
+    def placed(self) -> str:
+        """On a cluster: the GPUs that it was given, by the names that they have here; empty: those that were planned, or none."""
+        return self.spec.device or ""
 
     @property
     def planned_device(self) -> str:
@@ -111,7 +124,7 @@ class ServiceContext:
     def own_device(self) -> str:
         """What this process has of the device: of cores that a trainer's ranks share out, those of its rank."""
         ranks = self.config.actor.ranks if self.service == TRAINER else 1
-        return self.device if is_cuda(self.device) else share_of(self.device, self.rank, ranks)
+        return self.device if is_cuda(self.device) else share_of(self.device, self.spec.rank, ranks)
 
     @property
     def own_cores(self) -> str:
@@ -143,7 +156,7 @@ class ServiceContext:
     def started(self) -> ServiceStarted:
         """Its first word in the log."""
         return ServiceStarted(
-            code=self.code, host=socket.gethostname(), pid=os.getpid(), role=self.role, token=self.token, machine=self.machine
+            code=self.code, host=socket.gethostname(), pid=os.getpid(), role=self.role, token=self.spec.token, machine=self.machine
         )
 
     def open_log(self) -> RedisLog:
@@ -159,7 +172,7 @@ class ServiceContext:
         return RedisBlobs(self.url, self.run)
 
     def alive(self, epoch: int) -> Alive:
-        """The sign of life of this incarnation."""
+        """The sign of life of this incarnation. Nobody can decide for the controller: all others say when it is lost."""
         watched = None if self.service == CONTROLLER else CONTROLLER
         return Alive(self.url, self.run, self.source, epoch, on_lapse=end_at_once if self.holds_a_lease else None, watched=watched)
 
@@ -243,31 +256,14 @@ def plan_of(history: History) -> RunPlanned:
 
 
 def make_context(
-    url: str,
-    plan: RunPlanned,
-    service: str,
-    name: str,
-    folder: Path,
-    code: str,
-    *,
-    supervised: bool = True,
-    in_process: bool = False,
-    request: int = 0,
-    candidate: bool = False,
-    after: int = WHATEVER,
-    placed: str = "",
-    on_cluster: bool = False,
-    token: str = "",
+    place: RunPlace, spec: ServiceSpec, plan: RunPlanned, code: str, *, supervised: bool = True, in_process: bool = False
 ) -> ServiceContext:
     """The context of one service of a planned run. Raises ConfigError for a replica that is not in the plan."""
     known = plan.standalone + plan.hybrid
-    if service == REPLICA and name not in known:
-        raise ConfigError(f"run {plan.run} has no replica {name or 'without a name'!r}: name one of {', '.join(known)} with --name")
-    if service not in (REPLICA, POLICY) and name:
-        raise ConfigError(f"{service} was given the name {name!r}: only replicas have names")
-    config = with_local_settings(config_of(plan), folder)
-    return ServiceContext(
-        url, plan.run, service, name, plan, config, folder.absolute(), code,
-        supervised=supervised, in_process=in_process, request=request, candidate=candidate, after=after,
-        placed=placed, on_cluster=on_cluster, token=token,
-    )  # fmt: skip
+    if spec.service == REPLICA and spec.name not in known:
+        raise ConfigError(f"run {plan.run} has no replica {spec.name or 'without a name'!r}: name one of {', '.join(known)} with --name")
+    if spec.service not in (REPLICA, POLICY) and spec.name:
+        raise ConfigError(f"{spec.service} was given the name {spec.name!r}: only replicas have names")
+    config = with_local_settings(config_of(plan), place.folder)
+    place = replace(place, folder=place.folder.absolute())
+    return ServiceContext(place, spec, plan, config, code, supervised=supervised, in_process=in_process)

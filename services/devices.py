@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.errors import ConfigError
+from bus.sources import REPLICA_PREFIX, TRAINER
 from services.config import RunConfig
 from services.data.model_folder import attention_heads
 
@@ -25,7 +26,6 @@ CUDA = "cuda:"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TENSOR_PARALLEL, PIPELINE_PARALLEL = PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 """Settings of vLLM: how many parts each layer, and the layers, are in; one GPU has one part."""
-REPLICA = "replica:"
 DECIDERS = ("rollouter", "controller", "policy", "archiver")
 """Services that need no device, only some time of any core."""
 
@@ -110,7 +110,7 @@ def assign_devices(config: RunConfig, machine: Machine) -> dict[str, str]:
 def known_services(config: RunConfig) -> tuple[str, ...]:
     """All services of a run by the names they have in the log."""
     replicas = (*config.replicas.standalone_names, *config.replicas.hybrid_names)
-    return ("trainer", *(REPLICA + name for name in replicas), *DECIDERS)
+    return (TRAINER, *(REPLICA_PREFIX + name for name in replicas), *DECIDERS)
 
 
 def _cores(config: RunConfig, cores: Sequence[int]) -> dict[str, str]:
@@ -118,7 +118,7 @@ def _cores(config: RunConfig, cores: Sequence[int]) -> dict[str, str]:
     standalone, hybrid = config.replicas.standalone_names, config.replicas.hybrid_names
     lower = len(cores) // 2 if standalone and len(cores) > 1 else 0
     for_standalone, home = list(cores[:lower]) or list(cores), list(cores[lower:])
-    devices = {"trainer": home} | _share_out(standalone, for_standalone) | _share_out(hybrid, home)
+    devices = {TRAINER: home} | _share_out(standalone, for_standalone) | _share_out(hybrid, home)
     return {service: _text(held) for service, held in devices.items()} | dict.fromkeys(DECIDERS, _text(cores))
 
 
@@ -129,8 +129,8 @@ def _text(cores: Sequence[int]) -> str:
 def _share_out(names: Sequence[str], cores: Sequence[int]) -> dict[str, list[int]]:
     """Equal parts, the first ones one core larger; with fewer cores than replicas, several have the same one."""
     if len(names) > len(cores):
-        return {REPLICA + name: [cores[index % len(cores)]] for index, name in enumerate(names)}
-    return {REPLICA + name: list(cores[index :: len(names)]) for index, name in enumerate(names)}
+        return {REPLICA_PREFIX + name: [cores[index % len(cores)]] for index, name in enumerate(names)}
+    return {REPLICA_PREFIX + name: list(cores[index :: len(names)]) for index, name in enumerate(names)}
 
 
 def _gpus(config: RunConfig, machine: Machine) -> dict[str, str]:
@@ -147,14 +147,14 @@ def _gpus(config: RunConfig, machine: Machine) -> dict[str, str]:
     # A hybrid one that wants more GPUs than there are ranks gets what there is, which is refused with its reason (`check_parallel`).
     shared = min(each, ranks)
     home = {
-        REPLICA + name: _named((number * shared + gpu) % ranks for gpu in range(shared))
+        REPLICA_PREFIX + name: _named((number * shared + gpu) % ranks for gpu in range(shared))
         for number, name in enumerate(config.replicas.hybrid_names)
     }
     others = {
-        REPLICA + name: _named(range(ranks + number * each, ranks + (number + 1) * each))
+        REPLICA_PREFIX + name: _named(range(ranks + number * each, ranks + (number + 1) * each))
         for number, name in enumerate(config.replicas.standalone_names)
     }
-    return {"trainer": _named(range(ranks))} | home | others
+    return {TRAINER: _named(range(ranks))} | home | others
 
 
 def _named(gpus: Iterable[int]) -> str:
@@ -186,7 +186,7 @@ def check_parallel(config: RunConfig, devices: Mapping[str, str]) -> None:
     """Raises ConfigError for a replica with another number of GPUs than its engine would use."""
     kwargs = config.rollout.engine_kwargs
     for service, device in devices.items():
-        gpus = gpus_of(device) if service.startswith(REPLICA) else ()
+        gpus = gpus_of(device) if service.startswith(REPLICA_PREFIX) else ()
         if len(set(gpus)) < len(gpus):
             raise ConfigError(f"devices.{service} is {device}: it names a GPU twice")
         if len(gpus) > 1 and config.rollout.engine != "vllm":
@@ -242,8 +242,8 @@ def check_memory(config: RunConfig, devices: Mapping[str, str]) -> None:
 
 def memory_share(config: RunConfig, service: str) -> float:
     """Share of a GPU's memory that a service keeps or takes of each of its GPUs."""
-    if service == "trainer":
+    if service == TRAINER:
         return config.trainer.gpu_memory_utilization
-    if service.removeprefix(REPLICA) in config.replicas.standalone_names:
+    if service.removeprefix(REPLICA_PREFIX) in config.replicas.standalone_names:
         return config.rollout.standalone_gpu_memory_utilization
-    return config.rollout.gpu_memory_utilization if service.startswith(REPLICA) else 0.0
+    return config.rollout.gpu_memory_utilization if service.startswith(REPLICA_PREFIX) else 0.0

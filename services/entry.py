@@ -21,10 +21,13 @@ from typing import Protocol, cast
 
 from bus.errors import ConfigError, Fenced, SwingshiftError
 from bus.log import WHATEVER
+from bus.sources import TRAINER
 from services.code import service_code
 from services.config import SCRIPTED
-from services.context import TRAINER, ServiceContext, make_context, read_plan
+from services.context import ServiceContext, make_context, read_plan
 from services.devices import cores_of, is_cuda
+from services.exit_codes import ENDED, FAILED, FENCED, MISTAKEN
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.learner.environment import set_threads
 from services.learner.sharded.torchrun import Torchrun
 from services.logs import log_to_stderr
@@ -32,7 +35,6 @@ from services.logs import log_to_stderr
 logger = logging.getLogger(__name__)
 
 SERVICES = ("trainer", "rollouter", "replica", "controller", "policy", "archiver")
-ENDED, FAILED, MISTAKEN, FENCED = 0, 1, 2, 3
 HEAVY = {
     "trainer": "services.learner.hf",
     "replica with embedded": "services.engines.embedded",
@@ -47,67 +49,30 @@ class ServiceModule(Protocol):
     main: Callable[[ServiceContext], None]
 
 
-def run_service(
-    service: str,
-    url: str,
-    run: str,
-    folder: Path | None = None,
-    name: str | None = None,
-    *,
-    supervised: bool = True,
-    request: int = 0,
-    candidate: bool = False,
-    after: int = WHATEVER,
-    placed: str = "",
-    on_cluster: bool = False,
-    token: str = "",
-) -> int:
+def run_service(place: RunPlace, spec: ServiceSpec, *, supervised: bool = True) -> int:
     """Runs one service in this process until the run ends; returns the exit code."""
     log_to_stderr()
     try:
-        context = context_for(
-            service, url, run, folder, name,
-            supervised=supervised, request=request, candidate=candidate, after=after, placed=placed, on_cluster=on_cluster, token=token,
-        )  # fmt: skip
-        torchrun = Torchrun.here() if service == TRAINER else None
-        context = replace(context, rank=torchrun.rank if torchrun is not None else 0)
+        torchrun = Torchrun.here() if spec.service == TRAINER else None
+        spec = replace(spec, rank=torchrun.rank if torchrun is not None else 0)
+        context = context_for(place, spec, supervised=supervised)
         set_threads(context.own_device, context.threads)
         return run_main(context) if torchrun is None or torchrun.rank == 0 else run_follower(context, torchrun)
     except ConfigError as error:
-        logger.error("cannot start: service=%s run=%s error=%s", service, run, error)
+        logger.error("cannot start: service=%s run=%s error=%s", spec.service, place.run, error)
         return MISTAKEN
     except SwingshiftError:
-        logger.exception("cannot start: service=%s run=%s", service, run)
+        logger.exception("cannot start: service=%s run=%s", spec.service, place.run)
         return FAILED
 
 
-def context_for(
-    service: str,
-    url: str,
-    run: str,
-    folder: Path | None,
-    name: str | None,
-    *,
-    supervised: bool = True,
-    in_process: bool = False,
-    request: int = 0,
-    candidate: bool = False,
-    after: int = WHATEVER,
-    placed: str = "",
-    on_cluster: bool = False,
-    token: str = "",
-) -> ServiceContext:
+def context_for(place: RunPlace, spec: ServiceSpec, *, supervised: bool = True, in_process: bool = False) -> ServiceContext:
     """The context of a service of an existing run. Raises ConfigError, LogMissing, ServerError."""
-    if service not in SERVICES:
-        raise ConfigError(f"there is no service {service!r}: name one of {', '.join(SERVICES)}")
-    folder = folder or Path("runs") / run
-    plan = read_plan(url, run, folder)
-    code = code_of(service, plan.policy, plan.policy_source)
-    context = make_context(
-        url, plan, service, name or "", folder, code,
-        supervised=supervised, in_process=in_process, request=request, candidate=candidate, after=after,
-        placed=placed, on_cluster=on_cluster, token=token,
-    )  # fmt: skip
+    if spec.service not in SERVICES:
+        raise ConfigError(f"there is no service {spec.service!r}: name one of {', '.join(SERVICES)}")
+    plan = read_plan(place.url, place.run, place.folder)
+    code = code_of(spec.service, plan.policy, plan.policy_source)
+    context = make_context(place, spec, plan, code, supervised=supervised, in_process=in_process)
     context.folder.mkdir(parents=True, exist_ok=True)
     return context
 
@@ -197,19 +162,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("service")
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--name")
+    parser.add_argument("--name", default="")
     parser.add_argument("--request", type=int, default=0)
     parser.add_argument("--candidate", action="store_true")
     parser.add_argument("--after", type=int, default=WHATEVER)
-    parser.add_argument("--device", default="")
-    parser.add_argument("--on-cluster", action="store_true")
     parser.add_argument("--token", default="")
+    parser.add_argument("--device", help="on a cluster only, where it may be empty")
     given = parser.parse_args(arguments)
-    return run_service(
-        given.service, os.environ["REDIS_URL"], given.run, given.folder, given.name,
-        request=given.request, candidate=given.candidate, after=given.after,
-        placed=given.device, on_cluster=given.on_cluster, token=given.token,
+    place = RunPlace(os.environ["REDIS_URL"], given.run, given.folder or Path("runs") / given.run)
+    spec = ServiceSpec(
+        given.service, given.name, request=given.request, candidate=given.candidate, after=given.after,
+        token=given.token, device=given.device,
     )  # fmt: skip
+    return run_service(place, spec)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from bus.trimming import Progress
 from services.alarms import Alarms
 from services.context import ServiceContext
 from services.snapshots import Snapshots
+from services.telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ READ_LIMIT = 512
 BLOCK_MS = 1_000
 GATHER_S = 0.004
 """How long a reader lets entries gather after it has got some."""
+GATHER_MANY_S = 0.016
+MANY = 16
+"""After so many it waits longer: under such a load each portion is an exchange, and what follows on it an append, that others wait for."""
 MAILBOX_SIZE = 256
 """Batches of entries and outcomes that may wait; a reader that is ahead blocks."""
 WATCH_PAUSE = 20
@@ -49,6 +53,11 @@ SAY_EVERY_S = 5.0
 Facts = Sequence[tuple[Event, int]]
 """Outcomes, each with the position of the entry that led to it (0: the newest decision it follows from)."""
 Mail = list[Entry] | tuple[Literal["facts"], Facts] | BaseException
+
+
+def gather_s(count: int) -> float:
+    """How long entries gather after a reader has got so many."""
+    return GATHER_S if count < MANY else GATHER_MANY_S
 
 
 class Terminated(Exception):
@@ -161,7 +170,7 @@ class Shell:
 
     def _run(self, log: Log) -> None:
         draft = Draft(self._first_word, derived=False, cause=0, at=time.time_ns())
-        attached = log.attach(self.core.source, draft, self.context.after)
+        attached = log.attach(self.core.source, draft, self.context.spec.after)
         # Of requests and answers, nine in ten entries, a policy hears nothing.
         ignores = ANSWERING if isinstance(self._first_word, PolicyAttached) else frozenset()
         self._host = Host(self.core, log, attached.producer, time.time_ns, self._performer.prepare, ignores)
@@ -224,12 +233,11 @@ class Shell:
 
     def _passing(self, entries: Iterable[Entry], last: int) -> Iterator[Entry]:
         """Says how far it is, once in a while."""
-        say_at = time.monotonic() + SAY_EVERY_S
+        telling = Telling(SAY_EVERY_S, SAY_EVERY_S)
         for entry in entries:
             self._ended = self._ended or isinstance(entry.event, RunEnded)
-            if time.monotonic() >= say_at:
+            if telling.is_due():
                 logger.info("recovering: position=%d of=%d", entry.position, last)
-                say_at = time.monotonic() + SAY_EVERY_S
             yield entry
 
     def _noting(self, decisions: Iterable[Entry]) -> Iterator[Entry]:
@@ -247,7 +255,7 @@ class Shell:
                         position = entries[-1].position
                         self._mailbox.put(entries)
                         # Under load a few entries at a time come at once: a wake-up each would cost more than what they say.
-                        time.sleep(GATHER_S)
+                        time.sleep(gather_s(len(entries)))
         except BaseException as error:  # noqa: BLE001  (the main thread must hear of it, whatever it is)
             self.fail(error)
 

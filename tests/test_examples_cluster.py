@@ -12,7 +12,8 @@ from services.engines.vllm_arguments import engine_arguments
 from services.launcher.on_ray.placement import place
 from services.launcher.on_ray.room import missing
 from services.launcher.on_ray.words import placed_words
-from services.plan import config_of, engine_config, plan_run
+from services.plan import plan_run
+from services.planned import config_of, engine_config
 from tests.services.data.folders import make_folder
 from tests.services.launcher.on_ray.clusters import cluster_of, node, nodes
 from tests.test_examples_qwen import data, example

@@ -12,7 +12,8 @@ from services.config import RunConfig
 from services.config_file import make_config
 from services.devices import Machine, assign_devices
 from services.engines.vllm_arguments import engine_arguments
-from services.plan import config_of, engine_config, plan_run
+from services.plan import plan_run
+from services.planned import config_of, engine_config
 from tests.services.data.folders import make_folder
 
 FOLDER = Path(__file__).parent.parent / "examples" / "qwen"

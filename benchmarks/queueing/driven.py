@@ -15,7 +15,7 @@ very same seconds is tested (tests/policies/whole_run.py).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -107,6 +107,18 @@ def planned(regime: Regime) -> RunPlanned:
     )  # fmt: skip
 
 
+def opening(regime: Regime, policy: Policy) -> Iterator[tuple[str, Event]]:
+    """How a regime's log begins, with who says it: everybody starts, as in a real one."""
+    yield "supervisor", planned(regime)
+    for source in ("trainer", "rollouter", "controller"):
+        yield source, ServiceStarted(code="")
+    yield "policy", PolicyAttached(name=policy.name, params=dict(policy.params), mode="active", code="")
+    yield f"replica:{STANDALONE}", ServiceStarted(code="", role="standalone")
+    yield f"replica:{HYBRID}", ServiceStarted(code="", role="hybrid")
+    yield f"replica:{STANDALONE}", ReplicaAdded(replica=STANDALONE, role="standalone", slots=regime.standalone_slots, seconds=1.0)
+    yield f"replica:{HYBRID}", ReplicaAdded(replica=HYBRID, role="hybrid", slots=regime.hybrid_slots, seconds=1.0)
+
+
 class _Run:
     def __init__(self, regime: Regime, lengths: Sequence[float], policy: Policy, watch: Callable[[Entry], None] | None) -> None:
         self._regime = regime
@@ -128,7 +140,8 @@ class _Run:
         self._ended_at: float | None = None
         self._lends = self._extra_lends = self._rejected = 0
         self._waited_s = 0.0
-        self._start(policy)
+        for source, event in opening(regime, policy):
+            self._say(source, event)
 
     # --- the log -----------------------------------------------------------------------------------------------------------------
 
@@ -136,18 +149,6 @@ class _Run:
         self._position += 1
         at = round(self._now * NANOSECONDS)
         self._queue.append(Entry(self._position, source, 1, derived, cause, at, "", event))
-
-    def _start(self, policy: Policy) -> None:
-        """Everybody starts, as in a real log."""
-        self._say("supervisor", planned(self._regime))
-        for source in ("trainer", "rollouter", "controller"):
-            self._say(source, ServiceStarted(code=""))
-        self._say("policy", PolicyAttached(name=policy.name, params=dict(policy.params), mode="active", code=""))
-        self._say(f"replica:{STANDALONE}", ServiceStarted(code="", role="standalone"))
-        self._say(f"replica:{HYBRID}", ServiceStarted(code="", role="hybrid"))
-        slots = self._regime.standalone_slots, self._regime.hybrid_slots
-        self._say(f"replica:{STANDALONE}", ReplicaAdded(replica=STANDALONE, role="standalone", slots=slots[0], seconds=1.0))
-        self._say(f"replica:{HYBRID}", ReplicaAdded(replica=HYBRID, role="hybrid", slots=slots[1], seconds=1.0))
 
     def _take(self, entry: Entry) -> None:
         """Tells everybody of an entry; what they decide on it goes to the end of the queue."""

@@ -34,7 +34,8 @@ from bus.events import (
     WeightsPublished,
     WeightUpdateRequested,
 )
-from bus.requests import REPLICA_PREFIX, Requests
+from bus.requests import Requests
+from bus.sources import REPLICA_PREFIX
 from replay.trace.tracks import SLICE_FLOWS, Pool, Tracks
 from replay.trace.writer import Value
 from services.monitor.classes import Class

@@ -22,7 +22,10 @@ from services.archiver.disk_patience import DiskPatience
 
 logger = logging.getLogger(__name__)
 
-READ_LIMIT = 1000
+READ_LIMIT = 250
+"""Entries asked for in one call: 0.4 ms of the server, which answers nobody else meanwhile."""
+MOST_ROWS = 2_000
+"""In one commit."""
 BLOCK_MS = 500
 GATHER_S = 0.2
 """Pause after a commit, so that a busy log costs five of them a second and not one for each entry."""
@@ -79,7 +82,7 @@ class Archiver:
     def run(self) -> None:
         """Records until the run has ended and everybody else has stopped, or the grace is over. Raises Fenced, GapError, LogError."""
         while not self._attendance.ended:
-            if self._step() < READ_LIMIT:
+            if self._step() < MOST_ROWS:
                 time.sleep(GATHER_S)
         deadline = time.monotonic() + self._grace_s
         while self._others() and time.monotonic() < deadline:
@@ -105,7 +108,12 @@ class Archiver:
         return len(rows)
 
     def _read(self) -> Sequence[Row]:
-        rows = self._log.read_rows(self._recorder.last_position, READ_LIMIT, BLOCK_MS)
+        rows = list(self._log.read_rows(self._recorder.last_position, READ_LIMIT, BLOCK_MS))
+        num_read = len(rows)
+        while num_read == READ_LIMIT and len(rows) < MOST_ROWS:
+            more = self._log.read_rows(rows[-1].position, READ_LIMIT)
+            num_read = len(more)
+            rows += more
         self._check_fence(rows)
         return rows
 

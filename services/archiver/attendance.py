@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bus.entry import Entry
 from bus.events import PolicyAttached, PolicyDetached, ReplicaLost, RunEnded, ServiceLost, ServiceStarted, ServiceStopped
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 
 KINDS = tuple(event.kind for event in (PolicyAttached, PolicyDetached, ReplicaLost, RunEnded, ServiceLost, ServiceStarted, ServiceStopped))
 """All that this fold looks at."""

@@ -30,7 +30,7 @@ from services.engines.vllm_installed import PACKAGES as VLLM_PACKAGES
 from services.engines.vllm_installed import installed_vllm
 from services.entry import SERVICES, code_of
 from services.packages import version_of
-from services.plan import config_of
+from services.planned import config_of
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from bus.events import (
     WeightUpdateRequested,
 )
 from bus.reach import Reach
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 
 State = Literal["starting", "asleep", "waking", "awake", "serving"]
 Incarnation = tuple[str, int]

@@ -1,4 +1,8 @@
-"""What NVIDIA's driver says of the memory of GPUs, by its library for that, which needs no CUDA context (such a context holds memory)."""
+"""What NVIDIA's driver says of the memory of GPUs, by its library for that, which needs no CUDA context (such a context holds memory).
+
+A replica on vLLM asks before and after each sleep and wake, several times a second and by process: nvidia-smi, which a cluster's nodes are
+looked at with (services/launcher/on_ray/gpus.py), would take longer than a swing may.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 from services.monitor.classes import CLASSES, Class
 from services.monitor.frozen import Frozen
 from services.monitor.replicas import Doing, ReplicaState, ReplicaStates

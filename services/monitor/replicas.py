@@ -26,7 +26,8 @@ from bus.events import (
     WeightsApplied,
     WeightUpdateRequested,
 )
-from bus.requests import REPLICA_PREFIX, Requests
+from bus.requests import Requests
+from bus.sources import REPLICA_PREFIX
 
 Doing = Literal["starting", "asleep", "idle", "generate", "update", "evaluate", "lost"]
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
-from bus.entry import Entry
-from bus.events import RunEnded, RunPlanned
+from bus.events import RunPlanned
 from bus.history import History
 from services.config import MonitorConfig
 from services.context import ServiceContext, plan_of
+from services.monitor.reading import follow
 from services.monitor.report import print_summary
 from services.monitor.reporter import Reporting
 from services.monitor.view import LiveView
-from services.plan import config_of
-
-
-class Readable(Protocol):
-    """A run's history, or a recording of it."""
-
-    def read(self, after: int, limit: int, block_ms: int = 0) -> Sequence[Entry]:
-        """Entries after a position."""
-
-
-READ_LIMIT = 1000
-BLOCK_MS = 500
+from services.planned import config_of
 
 
 def main(context: ServiceContext) -> None:
@@ -53,27 +40,3 @@ def watch(url: str, run: str, folder: Path) -> None:
 def monitor_config(plan: RunPlanned) -> MonitorConfig:
     """As it was planned; the defaults for a log without a configuration."""
     return config_of(plan).monitor if plan.config else MonitorConfig()
-
-
-def follow(history: Readable) -> Iterator[Entry]:
-    """Entries from the first one on, as they come, until the run has ended and there are no more. Raises GapError, LogChanged."""
-    position, ended = 0, False
-    while True:
-        entries = history.read(position, READ_LIMIT, 0 if ended else BLOCK_MS)
-        if ended and not entries:
-            return
-        for entry in entries:
-            position = entry.position
-            ended = ended or isinstance(entry.event, RunEnded)
-            yield entry
-
-
-def read_all(source: Readable, last: int) -> Iterator[Entry]:
-    """Entries up to `last`. Raises GapError, LogChanged."""
-    position = 0
-    while position < last:
-        entries = source.read(position, READ_LIMIT)
-        if not entries:
-            return
-        position = entries[-1].position
-        yield from entries

@@ -29,7 +29,7 @@ from bus.events import (
     WeightsPublished,
     YieldRequested,
 )
-from bus.requests import REPLICA_PREFIX
+from bus.sources import REPLICA_PREFIX
 from services.controller.swing import Swing
 from services.monitor.situation import Situation
 from services.trainer.core import Checkpoint, Publish, Reload, Train, Yield

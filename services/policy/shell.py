@@ -47,7 +47,7 @@ def main(context: ServiceContext) -> None:
         keep_policies(context)
         return
     chosen = chosen_policy(context)
-    if context.candidate:
+    if context.spec.candidate:
         _try(context, chosen)
     else:
         core = _core(context, chosen)
@@ -58,13 +58,13 @@ def main(context: ServiceContext) -> None:
 def chosen_policy(context: ServiceContext) -> Chosen:
     """What the plan says, or the request that this process carries out. Raises ConfigError, LogError, ServerError."""
     plan = context.plan
-    if not context.request:
+    if not context.spec.request:
         return Chosen(plan.policy, plan.policy_params, plan.policy_source)
     with context.open_history() as history:
-        entries = history.read(context.request - 1, 1)
+        entries = history.read(context.spec.request - 1, 1)
     event = entries[0].event if entries else None
     if not isinstance(event, PolicyRequested):
-        raise ConfigError(f"entry {context.request} of run {context.run} asks for no policy, it is {event!r}")
+        raise ConfigError(f"entry {context.spec.request} of run {context.run} asks for no policy, it is {event!r}")
     return Chosen(event.name, event.params, event.source, event.label if event.action == "promote" else "")
 
 
@@ -76,9 +76,10 @@ def _introduced(context: ServiceContext, chosen: Chosen, policy: Policy) -> tupl
         params=dict(policy.params),
         mode="shadow" if context.name else "active",
         code=context.code,
-        request=context.request,
+        request=context.spec.request,
         label=context.name or chosen.promoted,
         source=chosen.source,
+        token=context.spec.token,
     )
     return context, attached
 
@@ -90,7 +91,7 @@ def _core(context: ServiceContext, chosen: Chosen) -> PolicyCore:
 
 def _try(context: ServiceContext, chosen: Chosen) -> None:
     """Becomes the policy once it has caught up; else says why not. Raises ConfigError, LogError, ServerError."""
-    trial = Trial(context.folder, context.request)
+    trial = Trial(context.folder, context.spec.request)
     try:
         core = _core(context, chosen)
         context, attached = _introduced(context, chosen, core.policy)

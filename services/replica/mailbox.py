@@ -19,6 +19,7 @@ from bus.entry import Entry
 from bus.events import KillRequested
 from services.context import ServiceContext
 from services.engines.protocol import Engine, GenerateOutput
+from services.exit_codes import KILLED
 from services.shell import BLOCK_MS, GATHER_S, READ_LIMIT
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ class Ended:
 Mail = list[Entry] | list[GenerateOutput] | Ended | BaseException
 
 POLL_S = 0.5
-KILLED = 4
-"""Exit code after a KillRequested."""
 
 
 class Mailbox:

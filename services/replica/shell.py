@@ -254,9 +254,8 @@ class Replica:
             fact, payload = with_answer(self._name, event, prefix, output)
             facts.append((fact, position))
             payloads |= payload
-        self._blobs.put_many(payloads)
         drafts = [Draft(fact, derived=False, cause=cause, at=time.time_ns()) for fact, cause in facts]
-        self._log.append(self._producer, drafts)
+        self._log.append_with(payloads, self._producer, drafts)
 
     def _try(self, during: During, cause: int, action: Callable[[], None]) -> bool:
         """Runs one request to the engine; a failure is said and ends this incarnation's usefulness."""

@@ -29,7 +29,8 @@ from bus.events import (
     WeightUpdateRequested,
 )
 from bus.reach import Reach
-from bus.requests import REPLICA_PREFIX, Requests
+from bus.requests import Requests
+from bus.sources import REPLICA_PREFIX
 from services.rollouter.free_slots import FreeSlots
 
 CONCERN_ALL = frozenset[type[Event]]({RoutesCut, RoutesOpened, WeightsPublished, WeightsShared})

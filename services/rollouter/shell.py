@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from bus.blobs import get_blob, put_blob
+from bus.blobs import get_blobs, put_blob
 from bus.entry import Entry
 from bus.errors import EngineError
 from bus.evaluations import number_of, prompt_of
-from bus.events import BlobRef, EvalScored, Event, GenerationRequested, SampleDropped, SampleReady
+from bus.events import EvalScored, Event, GenerationRequested, SampleDropped, SampleReady
 from bus.log import Blobs
 from services.context import ServiceContext
 from services.data.planning import REWARD_DIGEST, reward_spec
@@ -123,18 +123,14 @@ class RollouterPerformer:
     def _score(self, request: Job) -> None:
         number = request.sample if isinstance(request, Score) else number_of(request.prompt)
         prompt = self._prompt(number)
-        answers = []
-        for state in request.answers:
-            assert state.blob is not None, "an answer is done without a payload"
-            answers.append(self._answer(state.blob, stopped=not state.ran_out))
+        refs = [state.blob for state in request.answers if state.blob is not None]
+        assert len(refs) == len(request.answers), "an answer is done without a payload"
+        payloads = get_blobs(self._blobs, refs)
+        answers = [_answer(data, stopped=not state.ran_out) for state, data in zip(request.answers, payloads, strict=True)]
         with self._lock:
             self._submitted += 1
             self._scoring[self._submitted] = (request, SampleGroup(number, prompt.tokens, tuple(answers)))
         self._rewards.submit(self._submitted, prompt.tokens, [answer.tokens for answer in answers], prompt.reference)
-
-    def _answer(self, ref: BlobRef, stopped: bool) -> Answer:
-        partial = unpack_answer(get_blob(self._blobs, ref))
-        return Answer(partial.tokens, partial.logprobs, partial.spans, "stop" if stopped else "length", 0.0)
 
     def _collect(self) -> None:
         """Own thread: turns rewards into facts as they come."""
@@ -187,6 +183,11 @@ class RollouterPerformer:
             sample=group.sample, num_tokens=scored.num_tokens, oldest_version=min(versions), newest_version=max(versions),
             mean_reward=fmean(rewards), blob=ref,
         )  # fmt: skip
+
+
+def _answer(payload: bytes, stopped: bool) -> Answer:
+    partial = unpack_answer(payload)
+    return Answer(partial.tokens, partial.logprobs, partial.spans, "stop" if stopped else "length", 0.0)
 
 
 def _owner(request: GenerationRequested) -> Owner:

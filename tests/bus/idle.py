@@ -7,10 +7,11 @@ import time
 from contextlib import closing, suppress
 from types import TracebackType
 
-from bus.connection import Connection, Reply
+from bus.connection import Connection
 from bus.entry import Entry
 from bus.errors import LogUnavailable
 from bus.redis_log import RedisLog
+from bus.wire import Reply
 from tests.bus.factories import plan
 
 IDLE_MS = 61_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, unquote
@@ -18,6 +19,8 @@ class LossyProxy:
         path = folder / "proxy.sock"
         self.url = f"unix://{quote(str(path))}"
         self.answers_lost = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Is called when an answer is lost, before its client can know."""
         self._to_lose = self._to_cut = 0
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -65,6 +68,7 @@ class LossyProxy:
                 if is_answer and self._to_lose > 0:
                     self._to_lose -= 1
                     self.answers_lost += 1
+                    self.meanwhile()
                     break
                 if is_answer and self._to_cut > 0:
                     self._to_cut -= 1

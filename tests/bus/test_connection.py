@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import repeat
@@ -14,14 +15,17 @@ import pytest
 
 from bus.alive import Alive, living_epochs
 from bus.blobs import DIGEST_BYTES
-from bus.connection import Connection, check_server, connect, persist, without_password
+from bus.connection import Connection
 from bus.entry import Producer
 from bus.errors import ConfigError, LogUnavailable, ServerError, ServerFull
 from bus.keys import Keys
+from bus.patience import persist
 from bus.redis_blobs import KEY_BYTES, RedisBlobs, storing
 from bus.redis_log import RedisLog
 from bus.runs import purge
+from bus.server_checks import check_server, connect
 from bus.trimming import Trimming
+from bus.wire import without_password
 from tests.bus.factories import plan, steps
 from tests.bus.servers import CERTIFICATE, running, tls_options
 from tests.conftest import debian_binary, wheel_binary
@@ -254,6 +258,39 @@ def test_a_command_that_fails_in_a_transaction_is_an_error_and_the_next_exchange
         assert connection.call("PING") == b"PONG"
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_sign_of_life_is_renewed_whether_or_not_another_may_be_watched(
+    binary: Path, tmp_path: Path, allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(binary, tmp_path, "--port", "PORT") as port, closing(Connection(f"redis://127.0.0.1:{port}")) as owner:
+        rights = ("~*",) if allowed else (f"~{Keys('r').alive('trainer')}",)
+        owner.call("ACL", "SETUSER", "guest", "on", ">word", *rights, "+@all")
+        with Alive(f"redis://guest:word@127.0.0.1:{port}", "r", "trainer", 1, ttl_s=0.3, watched="controller"):
+            owner.call("SCRIPT", "FLUSH")
+            give_up = time.monotonic() + 30.0
+            for _ in range(3):
+                # Nobody but its next renewal brings it back.
+                owner.call("DEL", Keys("r").alive("trainer"))
+                while not living_epochs(owner, "r", ["trainer"]) and time.monotonic() < give_up:
+                    time.sleep(0.01)
+            assert living_epochs(owner, "r", ["trainer"]) == {"trainer": 1}
+    assert ["cannot be watched" in record.getMessage() for record in caplog.records] == ([] if allowed else [True])
+
+
+def test_of_commands_in_one_exchange_one_that_fails_stops_no_other_and_the_next_exchange_gets_its_own_answers(
+    server_url: str, run: str
+) -> None:
+    key = Keys(run).meta
+    with closing(Connection(server_url)) as connection:
+        assert connection.exchange(("HSET", key, "a", 1), ("HGET", key, "a"), ("XREAD", "BLOCK", 1, "STREAMS", "none", 0), ("PING",)) == [
+            1, b"1", None, b"PONG",
+        ]  # fmt: skip
+        with pytest.raises(ServerError, match="wrong kind of value"):
+            connection.exchange(("GET", key), ("HSET", key, "a", 2), ("NO-SUCH-COMMAND",))
+        assert connection.exchange(("HGET", key, "a")) == [b"2"]
+        assert connection.call("DEL", key) == 1
+
+
 def counted(connection: Connection, run: str) -> tuple[int, int]:
     """Bytes and payloads."""
     values = cast("list[bytes]", connection.call("HMGET", Keys(run).size, "bytes", "payloads"))
@@ -266,7 +303,7 @@ def taken(run: str, name: str, num_bytes: int) -> int:
 
 
 def test_who_waits_for_a_server_longer_than_a_moment_is_told_so_and_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.connection.TOLD_AFTER_S", 0.05)
+    monkeypatch.setattr("bus.patience.TOLD_AFTER_S", 0.05)
     told: list[str] = []
     tries = iter([LogUnavailable("away")] * 6)
 

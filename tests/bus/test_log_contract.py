@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bus import chain
-from bus.blobs import blob_ref, get_blob, put_blob
+from bus.blobs import TOGETHER_BYTES, blob_ref, get_blob, get_blobs, put_blob
 from bus.codec import MAX_BYTES, encode
 from bus.entry import Draft, Entry, Producer
 from bus.errors import BlobMissing, EntryTooLarge, Fenced, GapError, LogChanged, LogError
@@ -420,6 +420,40 @@ def test_a_payload_that_is_not_the_one_in_the_log_is_refused(world: World) -> No
     blobs.put("sample:1", b"second")
     with pytest.raises(BlobMissing, match=f"recorded {ref.digest} and 5"):
         get_blob(blobs, ref)
+
+
+def test_payloads_are_read_in_order_several_in_a_call_and_each_must_be_the_one_in_the_log(world: World) -> None:
+    blobs = world.blobs()
+    refs = [put_blob(blobs, f"sample:{number}", bytes([number]) * (TOGETHER_BYTES // 3 + number)) for number in range(8)]
+    assert [data[0] for data in get_blobs(blobs, [*refs, refs[2]])] == [*range(8), 2]
+    assert list(get_blobs(blobs, [])) == []
+    blobs.put("sample:4", b"another")
+    with pytest.raises(BlobMissing, match=f"recorded {refs[4].digest}"):
+        list(get_blobs(blobs, refs))
+    blobs.delete(["sample:1"])
+    with pytest.raises(BlobMissing, match="'sample:1' is not there"):
+        list(get_blobs(blobs, refs))
+
+
+def test_payloads_are_there_with_the_entries_that_name_them(world: World) -> None:
+    log, blobs = world.client(), world.blobs()
+    producer = attach(log, "trainer").producer
+    payloads = {f"answer:{number}": bytes([number % 256]) * number for number in range(1203)}
+    assert log.append_with(payloads, producer, steps(1, 2)) == 3
+    assert log.append_with({"answer:0": b"anew"}, producer, steps(3, 1)) == 5
+    assert log.append_with({}, producer, steps(4, 1)) == 6
+    assert log.append(producer, steps(5, 1)) == 7
+    assert blobs.get_many(list(payloads)) == payloads | {"answer:0": b"anew"}
+    assert [entry.position for entry in world.client().read(2, 10)] == [3, 4, 5, 6, 7]
+
+
+def test_payloads_do_not_let_a_fenced_producer_in(world: World) -> None:
+    log = world.client()
+    old = attach(log, "trainer").producer
+    attach(world.client(), "trainer")
+    with pytest.raises(Fenced, match="epoch 1 was replaced by epoch 2"):
+        log.append_with({"answer:1": b"data"}, old, steps(1, 1))
+    assert log.last_position() == 3
 
 
 def test_one_that_may_only_follow_a_certain_epoch_is_fenced_when_another_came_first(world: World) -> None:

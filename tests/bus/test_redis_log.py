@@ -13,17 +13,19 @@ import pytest
 
 from bus.alive import Alive, living_epochs
 from bus.blobs import DIGEST_BYTES, blob_digest
-from bus.connection import Argument, Connection
+from bus.connection import Connection
 from bus.embedded import EmbeddedServer
 from bus.entry import Producer
 from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerFull
 from bus.events import RunPlanned
+from bus.inboxes import Inboxes
 from bus.keys import Keys, check_run_id
 from bus.memory_use import MemoryUse
 from bus.redis_blobs import KEY_BYTES, RedisBlobs
 from bus.redis_log import APPEND, RedisLog
 from bus.runs import list_runs
 from bus.trimming import Trimming
+from bus.wire import Argument
 from tests.bus.factories import fact, generation, plan, started, steps
 from tests.bus.proxy import LossyProxy
 from tests.bus.watching import blocked_client, client_ids, in_thread, positions
@@ -370,6 +372,71 @@ def test_payloads_count_their_bytes_once_also_when_answers_are_lost_and_they_are
         assert counted == [b"%d" % stored, b"40"]
 
 
+@pytest.mark.parametrize("lost", [LossyProxy.lose_answers, LossyProxy.cut_answers])
+def test_c_48_an_append_with_payloads_whose_answer_is_lost_is_there_once(
+    world: RedisWorld, tmp_path: Path, lost: Callable[[LossyProxy, int], None]
+) -> None:
+    with LossyProxy(world.url, tmp_path) as proxy, RedisLog.open(proxy.url, world.keys.run) as log:
+        lost(proxy, 1)
+        assert log.append_with({"answer:1": b"data"}, OPERATOR, steps(1, 1)) == 2
+        assert proxy.answers_lost == 1
+        assert log.append_with({"answer:2": b"more"}, OPERATOR, steps(2, 1)) == 3
+    assert world.blobs().get_many(["answer:1", "answer:2"]) == {"answer:1": b"data", "answer:2": b"more"}
+    assert world.server.call("HGET", world.keys.size, "payloads") == b"2"
+
+
+def test_what_was_removed_before_the_retry_of_its_append_is_not_stored_anew(world: RedisWorld, tmp_path: Path) -> None:
+    blobs = world.blobs()
+    with LossyProxy(world.url, tmp_path) as proxy, RedisLog.open(proxy.url, world.keys.run) as log:
+        proxy.meanwhile = lambda: blobs.delete(["answer:1"])
+        proxy.lose_answers(1)
+        assert log.append_with({"answer:1": b"data"}, OPERATOR, steps(1, 1)) == 2
+    assert blobs.get_many(["answer:1"]) == {}
+    assert world.server.call("HMGET", world.keys.size, "bytes", "payloads") == [b"0", b"0"]
+
+
+def test_a_server_that_forgot_the_script_counts_payloads_once_and_appends_once(world: RedisWorld) -> None:
+    log = world.client()
+    world.server.call("SCRIPT", "FLUSH")
+    assert log.append_with({"answer:1": b"data"}, OPERATOR, steps(1, 1)) == 2
+    assert world.server.call("HGET", world.keys.size, "payloads") == b"1"
+    assert log.last_position() == 2
+
+
+def test_a_full_server_refuses_payloads_and_entries_together(own_server: EmbeddedServer, run: str) -> None:
+    with (
+        RedisLog.create(own_server.url, plan(run), at=1, patience_s=0.1) as log,
+        closing(Connection(own_server.url)) as server,
+        closing(RedisBlobs(own_server.url, run)) as blobs,
+    ):
+        server.call("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(ServerFull, match="is full"):
+            log.append_with({"answer:1": b"data"}, OPERATOR, steps(1, 1))
+        server.call("CONFIG", "SET", "maxmemory", "0")
+        assert log.last_position() == 1
+        assert blobs.get_many(["answer:1"]) == {}
+        assert log.append_with({"answer:1": b"data"}, OPERATOR, steps(1, 1)) == 2
+        assert blobs.get("answer:1") == b"data"
+
+
+def test_a_reader_of_an_inbox_that_waits_finds_that_its_log_was_deleted_or_went_on_differently(world: RedisWorld) -> None:
+    log, other = world.client(), world.client()
+    world.save()
+    log.append(OPERATOR, [fact(generation("1.0", "a0"))])
+    assert positions(log.read_inbox("a0", 1, 10)) == [2]
+    world.restore()
+    other.append(OPERATOR, [fact(generation("2.0", "b0"))])
+    with pytest.raises(LogChanged, match=r"entry 2 has chain .* went on differently"):
+        log.read_inbox("a0", 2, 10, 20)
+    thread, outcome = in_thread(lambda: other.read_inbox("b0", 2, 10, LONG_BLOCK_MS))
+    blocked_client(world.server)
+    world.delete()
+    thread.join()
+    (error,) = outcome
+    assert isinstance(error, LogChanged)
+    assert "the log is gone" in str(error)
+
+
 def test_large_batches_go_through_in_one_piece(world: RedisWorld) -> None:
     log = world.client()
     assert log.append(OPERATOR, steps(1, 20_000)) == 2
@@ -407,6 +474,8 @@ def test_a_hundred_inboxes_are_trimmed_and_measured_a_few_at_a_time(world: Redis
     inboxes = [world.keys.inbox(name) for name in names]
     with closing(Trimming(world.url, world.keys.run, log.log_id)) as trimming:
         assert trimming.trim(121) == 121
+        assert sum(world.server.call("XLEN", inbox) == 1 for inbox in inboxes) == 100
+        assert trimming.trim(121) == 0
         assert [world.server.call("XLEN", inbox) for inbox in inboxes] == [1] * 120
         with closing(MemoryUse(world.url, world.keys.run)) as memory:
             before = memory.measure().run
@@ -417,6 +486,19 @@ def test_a_hundred_inboxes_are_trimmed_and_measured_a_few_at_a_time(world: Redis
         assert trimming.trim(241) == 120
         assert trimming.trim(241) == 0
         assert [world.server.call("XLEN", inbox) for inbox in inboxes] == [20] * 120
+
+
+def test_inboxes_are_found_in_portions_among_what_is_known_of_clients(world: RedisWorld) -> None:
+    names = [f"r{number}" for number in range(30)]
+    fields = [part for number in range(5_000) for part in (f"client:{number}", "x")]
+    world.client().append(OPERATOR, [fact(generation("1.0", name)) for name in names])
+    world.server.call("HSET", world.keys.meta, *fields)
+    inboxes = Inboxes(world.server, world.keys, patience_s=1.0)
+    assert sorted(inboxes.names()) == sorted(names)
+    world.client().append(OPERATOR, [fact(generation("2.0", "late"))])
+    found = [set(inboxes.names()) for _ in range(60)]
+    assert all(found[turn] <= found[turn + 1] for turn in range(59))
+    assert found[-1] == {*names, "late"}
 
 
 def test_trimming_leaves_another_log_alone(world: RedisWorld) -> None:

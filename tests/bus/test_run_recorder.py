@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bus.blobs import blob_ref, put_blob
+from bus.blobs import MOST_TOGETHER, TOGETHER_BYTES, blob_ref, put_blob
 from bus.errors import LogChanged, LogError
 from bus.events import KINDS, BlobRef, Event, GenerationFinished, SampleReady
 from bus.memory_log import MemoryBlobs, MemoryLog, MemoryStore
 from bus.payload_recording import PayloadRecording
 from bus.recording import Recording, Row
 from bus.redis_blobs import RedisBlobs
-from bus.run_recorder import MOST_BYTES, MOST_PAYLOADS, NAMING, RunRecorder, payload_of
+from bus.run_recorder import MOST_BYTES, NAMING, RunRecorder, payload_of
 from tests.bus.factories import fact, plan, steps
 
 
@@ -40,12 +40,14 @@ class Run:
         self.blobs = MemoryBlobs(self.store)
         self.asked: list[list[str]] = []
         self.recorded_when_asked: list[int] = []
+        self.payloads_when_asked: list[int] = []
 
-    def get_many(self, names: Sequence[str]) -> dict[str, bytes]:
-        self.asked.append(list(names))
+    def get_refs(self, refs: Sequence[BlobRef]) -> dict[str, bytes]:
+        self.asked.append([ref.name for ref in refs])
         with Recording.open(self.folder) as recording:
             self.recorded_when_asked.append(recording.last_position())
-        return self.blobs.get_many(names)
+        self.payloads_when_asked.append(len(self.payloads()))
+        return self.blobs.get_refs(refs)
 
     def say(self, *events: Event) -> None:
         self.store.write("x", 0, [fact(event) for event in events])
@@ -114,11 +116,22 @@ def test_a_payload_that_is_gone_or_another_one_is_named_and_its_entry_recorded(t
 
 
 def test_what_is_fetched_at_a_time_is_bounded_by_size_and_number(told: Run) -> None:
-    large = blob_ref("large", b"x").model_copy(update={"num_bytes": MOST_BYTES - 10})
-    told.say(ready(0, large), ready(1, blob_ref("a", b"a" * 11)), ready(2, large.model_copy(update={"num_bytes": 3 * MOST_BYTES})))
-    told.say(*(ready(number, blob_ref(f"{number}", b"x")) for number in range(3, 4 + MOST_PAYLOADS)))
+    large, huge = (blob_ref("large", b"x").model_copy(update={"num_bytes": size}) for size in (TOGETHER_BYTES - 10, MOST_BYTES))
+    told.say(ready(0, large), ready(1, blob_ref("a", b"a" * 11)), ready(2, huge))
+    told.say(*(ready(number, blob_ref(f"{number}", b"x")) for number in range(3, 4 + MOST_TOGETHER)))
     told.record()
-    assert [len(names) for names in told.asked] == [1, 1, 1, MOST_PAYLOADS, 1]
+    assert [len(names) for names in told.asked] == [1, 1, 1, MOST_TOGETHER, 1]
+
+
+def test_what_is_committed_at_a_time_is_bounded_by_size_and_number(told: Run) -> None:
+    told.sample(0)
+    for number in range(1, 4):
+        ref = put_blob(told.blobs, f"sample:{number}", b"sample %d" % number)
+        told.say(ready(number, ref.model_copy(update={"num_bytes": MOST_BYTES // 2})))
+    told.sample(4)
+    told.record()
+    assert told.asked == [[f"sample:{number}"] for number in range(5)]
+    assert told.payloads_when_asked == [0, 0, 2, 2, 4]
 
 
 def test_the_payloads_of_a_log_that_went_on_differently_replace_nothing(told: Run) -> None:

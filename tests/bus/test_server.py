@@ -14,12 +14,13 @@ from urllib.parse import unquote
 
 import pytest
 
-from bus.connection import Connection, connect
+from bus.connection import Connection
 from bus.embedded import URL_FILE, EmbeddedServer, find_binary, folder_url, program_version
 from bus.entry import Producer
 from bus.errors import ConfigError, ServerError
 from bus.redis_log import RedisLog
 from bus.server import complete, named_server, server, shareable
+from bus.server_checks import connect
 from tests.bus.factories import plan, steps
 from tests.conftest import debian_binary, wheel_binary
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from benchmarks.queueing.driven import BLOB, planned
+from benchmarks.queueing.driven import BLOB, opening
 from benchmarks.queueing.regime import Regime
-from benchmarks.queueing.slots import HYBRID, STANDALONE
 from bus.core import Core, Request
 from bus.entry import Entry
 from bus.events import (
@@ -22,13 +21,10 @@ from bus.events import (
     Event,
     GenerationFinished,
     GenerationRequested,
-    PolicyAttached,
-    ReplicaAdded,
     ReplicaAsleep,
     ReplicaAwake,
     RunEnded,
     SampleReady,
-    ServiceStarted,
     SleepRequested,
     StepDone,
     WakeRequested,
@@ -73,18 +69,8 @@ class WholeRun:
         self._running: dict[int, Running] = {}
         self._waiting = WaitingClock(lambda: self.seconds)
         self._ended = False
-        self._begin(policy)
-
-    def _begin(self, policy: Policy) -> None:
-        self._say("supervisor", planned(self._regime))
-        for source in ("trainer", "rollouter", "controller"):
-            self._say(source, ServiceStarted(code=""))
-        self._say("policy", PolicyAttached(name=policy.name, params=dict(policy.params), mode="active", code=""))
-        self._say(f"replica:{STANDALONE}", ServiceStarted(code="", role="standalone"))
-        self._say(f"replica:{HYBRID}", ServiceStarted(code="", role="hybrid"))
-        regime = self._regime
-        self._say(f"replica:{STANDALONE}", ReplicaAdded(replica=STANDALONE, role="standalone", slots=regime.standalone_slots, seconds=1))
-        self._say(f"replica:{HYBRID}", ReplicaAdded(replica=HYBRID, role="hybrid", slots=regime.hybrid_slots, seconds=1))
+        for source, event in opening(regime, policy):
+            self._say(source, event)
 
     def _say(self, source: str, event: Event, derived: bool = False, cause: int = 0) -> None:
         self._position += 1

@@ -33,9 +33,11 @@ from bus.events import (
 )
 from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
+from bus.sources import REPLICA
 from services.config_file import make_config
-from services.context import REPLICA, ServiceContext, make_context
+from services.context import ServiceContext, make_context
 from services.engines.protocol import Engine, Sampling
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.payloads import answer_blob, prompt_blob
 from services.plan import plan_run
 from services.replica.shell import Replica
@@ -86,7 +88,8 @@ class Director:
 
     def context(self, name: str, *, in_process: bool = True) -> ServiceContext:
         """What a replica is started with."""
-        return make_context(self._url, self.plan, REPLICA, name, self._folder, "test", in_process=in_process)
+        place = RunPlace(self._url, self.plan.run, self._folder)
+        return make_context(place, ServiceSpec(REPLICA, name), self.plan, "test", in_process=in_process)
 
     def wait_until_there(self, name: str, within_s: float = 600) -> None:
         """Returns once the replica has said that it was added."""

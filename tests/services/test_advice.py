@@ -9,7 +9,8 @@ from services.advice import advice
 from services.config import RunConfig
 from services.config_file import make_config
 from services.devices import Machine
-from services.plan import config_of, plan_run
+from services.plan import plan_run
+from services.planned import config_of
 
 
 def config(**sections: object) -> RunConfig:

@@ -11,6 +11,7 @@ from bus.alive import Alive, Watched
 from services.config import RunConfig
 from services.context import ServiceContext
 from services.entry import SERVICES
+from services.launcher.protocol import RunPlace, ServiceSpec
 from tests.services.monitor.logs import plan
 
 
@@ -53,5 +54,5 @@ def test_a_service_that_lives_hears_of_the_controllers_loss(redis_url: str, run:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_other_service_listens(service: str, redis_url: str, run: str, tmp_path: Path) -> None:
     name = "s0" if service == "replica" else ""
-    context = ServiceContext(redis_url, run, service, name, plan(), RunConfig(), tmp_path, "")
+    context = ServiceContext(RunPlace(redis_url, run, tmp_path), ServiceSpec(service, name), plan(), RunConfig(), "")
     assert context.alive(1).watches == (None if service == "controller" else "controller")

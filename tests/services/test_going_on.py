@@ -55,16 +55,17 @@ def test_what_was_changed_on_the_live_run_is_known_where_it_goes_on() -> None:
     past = Past()
     planned = plan("r").model_copy(update={"num_validation": 2})
     changes = [SettingChanged(name="eval_every_versions", value=2), SettingChanged(name="on_redo_diverged", value="republish")]
-    published = [
-        WeightsPublished(version=version, revision=0, transport="file", uri=f"w{version}", digest="d", num_bytes=1, seconds=0.0)
-        for version in range(4)
-    ]
-    for position, event in enumerate((planned, *published[:2], *changes, *published[2:]), 1):
+    versions = [published(version) for version in range(4)]
+    for position, event in enumerate((planned, *versions[:2], *changes, *versions[2:]), 1):
         assert event.kind in KINDS
         past.apply(Entry(position, "any", 1, False, 0, 0, "", event))
     assert past.plan == planned
     assert past.settings.plan == planned.model_copy(update={"eval_every_versions": 2, "on_redo_diverged": "republish"})
     assert [publication.version for publication in past.needed_versions()] == [2, 3], "version 2 is being evaluated"
+
+
+def published(version: int) -> WeightsPublished:
+    return WeightsPublished(version=version, revision=0, transport="file", uri=f"w{version}", digest="d", num_bytes=1, seconds=0.0)
 
 
 class Story:
@@ -126,11 +127,11 @@ def test_a_torn_checkpoint_cannot_be_gone_back_to_and_the_whole_ones_are_named(t
 def test_a_run_whose_checkpoints_are_all_gone_is_not_started_before_one_is_back(tmp_path: Path) -> None:
     story = Story(tmp_path)
     for step in (1, 2):
-        story.step(step)
+        story.step(step, published(step))
     shutil.rmtree(tmp_path / "checkpoints")
     refuse_without_checkpoint(story.past, tmp_path)  # all is still kept for a redo from the initial weights
     for step in (3, 4):
-        story.step(step)
+        story.step(step, published(step))
     refuse_without_checkpoint(story.past, tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(ConfigError, match=r"none of the checkpoints checkpoint-e1-s2, checkpoint-e1-s3, checkpoint-e1-s4 is in"):

@@ -14,8 +14,10 @@ from services.config_file import make_config
 from services.context import make_context
 from services.devices import Machine, check_parallel, tensor_parallel_size, this_machine, visible_gpus
 from services.engines.vllm_arguments import engine_arguments
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.learner.environment import set_threads
-from services.plan import engine_config, plan_run
+from services.plan import plan_run
+from services.planned import engine_config
 from tests.services.data.folders import make_folder
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -137,7 +139,7 @@ def test_vllm_is_told_how_many_gpus_its_replica_has_and_each_kind_of_replica_its
     devices = {"trainer": "cuda:0", "replica:h0": "cuda:0", "replica:s0": "cuda:1,cuda:2"}
     plan = planned(devices=devices, rollout={"engine": "vllm", "gpu_memory_utilization": 0.6, "standalone_gpu_memory_utilization": 0.9})
     for name, size, share in (("s0", 2, 0.9), ("h0", 1, 0.6)):
-        context = make_context("unix://none", plan, "replica", name, tmp_path, "")
+        context = make_context(RunPlace("unix://none", "r1", tmp_path), ServiceSpec("replica", name), plan, "")
         arguments = engine_arguments(context.engine_settings(), tmp_path, context.device)
         assert (arguments["tensor_parallel_size"], arguments["gpu_memory_utilization"]) == (size, share)
         assert arguments["enable_sleep_mode"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from bus.events import (
 )
 from bus.memory_log import MemoryLog, MemoryStore
 from services.config import SupervisorConfig
-from services.entry import FAILED, FENCED
+from services.exit_codes import FAILED, FENCED
 from services.launcher.keeper import HANG_S, Keeper
 from services.launcher.protocol import Handle, RunPlace, ServiceSpec
 from services.policy.roster import roster_of
@@ -39,6 +40,11 @@ class Process:
         self.code: int | None = None
         self.needs = ""
         self.can_be_killed = can_be_killed
+
+    @property
+    def chosen(self) -> ServiceSpec:
+        """What it is, whichever incarnation."""
+        return replace(self.spec, token="")
 
     def poll(self) -> int | None:
         return self.code
@@ -103,7 +109,7 @@ class Run:
         mode = "shadow" if spec.name else "active"
         asked = self.store.entries[spec.request - 1].event if spec.request else None
         label = spec.name or (asked.label if isinstance(asked, PolicyRequested) and asked.action == "promote" else "")
-        event = {"name": "default", "params": {}, "mode": mode, "code": "", "request": spec.request, "label": label}
+        event = {"name": "default", "params": {}, "mode": mode, "code": "", "request": spec.request, "label": label, "token": spec.token}
         return self.log.attach(spec.source, Draft(PolicyAttached.model_validate(event), False, 0, 0), spec.after).producer.epoch
 
     def ask(self, action: str, label: str = "") -> int:
@@ -168,7 +174,7 @@ def losses(run: Run) -> list[tuple[str, int, bool]]:
 
 def test_the_end_of_one_that_was_replaced_is_no_loss_and_no_restart(run: Run) -> None:
     old, new = swapped(run)
-    assert new.spec == ServiceSpec("policy", request=3, candidate=True)
+    assert new.chosen == ServiceSpec("policy", request=3, candidate=True)
     old.code = FENCED
     run.turn(100.0)
     assert losses(run) == []
@@ -189,7 +195,7 @@ def test_after_a_swap_the_newcomer_is_what_is_restarted_and_never_the_plans(run:
     assert losses(run) == [("policy", 2, True)]
     assert len(run.started) == 2, "restarts wait"
     run.turn(1.0)
-    assert run.newest.spec == ServiceSpec("policy", request=3)
+    assert run.newest.chosen == ServiceSpec("policy", request=3)
 
 
 def test_a_candidate_that_ends_is_refused_with_what_it_said(run: Run) -> None:
@@ -262,7 +268,7 @@ def test_one_that_is_lost_is_started_again_beside_a_candidate_and_may_only_follo
     run.turn()
     run.turn(1.0)
     again = run.newest
-    assert again.spec == ServiceSpec("policy", after=1), "it does not wait for the candidate, which may take minutes"
+    assert again.chosen == ServiceSpec("policy", after=1), "it does not wait for the candidate, which may take minutes"
     run.attach(candidate)
     with pytest.raises(Fenced):
         run.attach(again)
@@ -300,7 +306,38 @@ def test_one_that_was_to_follow_another_and_was_fenced_by_its_own_predecessor_is
     run.turn()
     assert run.keeper.given_up is None
     run.turn(2.0)
-    assert run.newest.spec == ServiceSpec("policy")
+    assert run.newest.chosen == ServiceSpec("policy")
+
+
+def test_the_late_first_word_of_one_that_was_lost_is_not_taken_for_its_successors(run: Run) -> None:
+    """As when the cluster has lost a node that lives on for a moment."""
+    run.newest.code = FAILED
+    run.turn()
+    run.turn(1.0)
+    lost = run.newest
+    lost.code = KILLED
+    run.turn()
+    run.turn(2.0)
+    assert run.attach(lost) == 2
+    run.turn()
+    assert run.keeper.children["policy"].epoch == 0
+    assert run.attach(run.newest) == 3
+    run.turn()
+    assert run.keeper.children["policy"].epoch == 3
+    run.newest.code = FAILED
+    run.turn()
+    assert losses(run) == [("policy", 1, True), ("policy", 0, True), ("policy", 3, False)]
+
+
+def test_no_two_incarnations_have_one_token(run: Run) -> None:
+    swapped(run)
+    shadowed(run)
+    run.newest.code = FAILED
+    run.turn()
+    run.turn(1.0)
+    tokens = [process.spec.token for process in run.started]
+    assert len(set(tokens)) == len(tokens) == 4
+    assert all(tokens)
 
 
 def test_a_candidate_waits_for_one_that_is_being_started(run: Run) -> None:
@@ -421,11 +458,11 @@ def test_a_new_keeper_starts_the_newest_active_one_the_shadows_and_what_is_still
     open_request = run.ask("shadow", "b")
     run.keeper, run.position, run.started = run.new_keeper(), len(run.store.entries), []
     run.keeper.begin()
-    assert [process.spec for process in run.started] == [ServiceSpec("policy", request=3), ServiceSpec("policy", "a", request=5)]
+    assert [process.chosen for process in run.started] == [ServiceSpec("policy", request=3), ServiceSpec("policy", "a", request=5)]
     for process in list(run.started):
         run.attach(process)
     run.turn()
-    assert run.newest.spec == ServiceSpec("policy", "b", request=open_request, candidate=True)
+    assert run.newest.chosen == ServiceSpec("policy", "b", request=open_request, candidate=True)
 
 
 def test_what_cannot_be_killed_is_not_refused_while_it_lives(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from policies.registry import create
 from services.config_file import make_config
 from services.context import ServiceContext, make_context, read_plan
 from services.controller.core import ControllerCore
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.plan import plan_run
 from services.policy.core import PolicyCore
 from services.shell import Idle, Shell
@@ -57,7 +58,7 @@ class Run:
         trimming.close()
 
     def context(self, service: str, folder: Path) -> ServiceContext:
-        return make_context(self.url, read_plan(self.url, self.run, folder), service, "", folder, "code")
+        return make_context(RunPlace(self.url, self.run, folder), ServiceSpec(service), read_plan(self.url, self.run, folder), "code")
 
     def end(self) -> None:
         self.log.append(Producer("operator", 0), [Draft(RunEnded(reason="stopped"), derived=False, cause=0, at=1)])

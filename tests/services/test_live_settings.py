@@ -17,7 +17,7 @@ from services.config_file import all_settings, make_config
 from services.devices import Machine
 from services.live_settings import LIVE, key_of, reason_against
 from services.plan import plan_run
-from services.setting_changes import Change, SettingsNow, said_anew, shown, value_of, with_values
+from services.setting_changes import Change, SettingsNow, raised_for_cluster, said_anew, shown, value_of, with_values
 
 NOWHERE = Path("no-such-folder")
 
@@ -224,6 +224,16 @@ def test_a_setting_of_this_machine_is_said_anew_where_a_run_goes_on_for_the_logs
     assert said("redis.memory_budget=1GiB", "model.path=/x") == [SettingChanged(name="memory_budget", value=1 << 30)]
     assert said() == []
     assert said_anew(now(planned()).settings, found.config(NOWHERE), ["redis.memory_budget=1GiB"]) == []
+
+
+def test_a_run_of_one_machine_that_goes_on_on_a_cluster_gives_killed_replicas_its_time_unless_the_user_gave_another() -> None:
+    """By itself it is 30 s; on a cluster it is heard after about a minute that a node is gone."""
+    raised = [SettingChanged(name="deadlines.kill_s", value=120.0)]
+    assert raised_for_cluster(now(planned()).settings) == raised
+    assert raised_for_cluster(now(planned(), ("deadlines.kill_s", 120.0)).settings) == []
+    assert raised_for_cluster(now(planned(), ("deadlines.kill_s", 30.0)).settings) == [], "the user's word, though it is the usual one"
+    assert raised_for_cluster(now(planned(deadlines={"kill_s": 45})).settings) == []
+    assert LIVE["deadlines.kill_s"].name == raised[0].name
 
 
 def test_names_are_found_in_full_even_if_others_end_alike() -> None:

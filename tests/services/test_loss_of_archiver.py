@@ -16,6 +16,7 @@ from services.controller import loss
 from services.controller.core import ControllerCore
 from services.controller.expected import Expected
 from services.controller.loss import LossWatch
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.shell import Facts, Shell
 from tests.bus.factories import plan
 
@@ -106,7 +107,8 @@ def test_a_lapsed_archiver_is_called_lost_once(redis_url: str, run: str, tmp_pat
     monkeypatch.setattr(loss, "TTL_S", 0.03)
     core, shell = ControllerCore(), Hearing()
     core.apply(Entry(1, "archiver", 4, False, 0, 0, "", START))
-    watch = LossWatch(ServiceContext(redis_url, run, "controller", "", plan(run), RunConfig(), tmp_path, "", supervised=False), core)
+    place = RunPlace(redis_url, run, tmp_path)
+    watch = LossWatch(ServiceContext(place, ServiceSpec("controller"), plan(run), RunConfig(), "", supervised=False), core)
     watch.recovered(cast(Shell, shell))
     give_up = time.monotonic() + 30.0
     while not shell.heard and time.monotonic() < give_up:

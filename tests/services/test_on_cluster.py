@@ -12,10 +12,12 @@ from bus.events import RunPlanned
 from services.config_file import make_config
 from services.context import ServiceContext, make_context
 from services.devices import Machine, as_far_as_here
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.learner.environment import THREADS, set_threads
 from services.local_settings import check_local
 from services.machine import machine_id
-from services.plan import config_of, plan_run
+from services.plan import plan_run
+from services.planned import config_of
 
 TWO_NODES = Machine((), gpus=16, nodes=2)
 ON_CPUS = Machine((), nodes=3)
@@ -34,9 +36,11 @@ def on_gpus(**sections: object) -> RunPlanned:
 
 
 def context(
-    plan: RunPlanned, tmp_path: Path, service: str, name: str = "", *, placed: str = "", on_cluster: bool = True, token: str = ""
+    plan: RunPlanned, tmp_path: Path, service: str, name: str = "", *, device: str | None = "", supervised: bool = True
 ) -> ServiceContext:
-    return make_context("unix://none", plan, service, name, tmp_path, "code", placed=placed, on_cluster=on_cluster, token=token)
+    """With a device of None it is on no cluster."""
+    spec = ServiceSpec(service, name, device=device, token="t1")
+    return make_context(RunPlace("unix://none", "r1", tmp_path), spec, plan, "code", supervised=supervised)
 
 
 def test_gpus_are_numbered_over_the_whole_run() -> None:
@@ -81,17 +85,17 @@ def test_there_is_time_to_hear_that_a_node_is_gone(machine: Machine, given: dict
 
 
 def test_a_service_has_the_gpus_that_were_planned_by_other_names(tmp_path: Path) -> None:
-    replica = context(on_gpus(), tmp_path, "replica", "s0", placed="cuda:0,cuda:1")
+    replica = context(on_gpus(), tmp_path, "replica", "s0", device="cuda:0,cuda:1")
     assert (replica.planned_device, replica.device, replica.own_device) == ("cuda:2,cuda:3", "cuda:0,cuda:1", "cuda:0,cuda:1")
     assert replica.engine_settings().vllm.tensor_parallel_size == 2
-    here = context(on_gpus(), tmp_path, "replica", "s0", on_cluster=False)
+    here = context(on_gpus(), tmp_path, "replica", "s0", device=None)
     assert here.device == here.planned_device == "cuda:2,cuda:3"
 
 
 def test_its_process_sees_those_that_ray_gave_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
-    replica = context(on_gpus(), tmp_path, "replica", "s0", placed="cuda:0,cuda:1")
+    replica = context(on_gpus(), tmp_path, "replica", "s0", device="cuda:0,cuda:1")
     set_threads(replica.own_device, replica.threads)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7"
 
@@ -103,7 +107,7 @@ def test_a_replica_on_cores_has_as_many_threads_as_it_is_counted_for(monkeypatch
     replica = context(plan, tmp_path, "replica", "s0")
     set_threads(replica.own_device, replica.threads)
     assert [os.environ[name] for name in THREADS] == ["3"] * len(THREADS)
-    assert context(plan, tmp_path, "replica", "s0", on_cluster=False).threads == 1
+    assert context(plan, tmp_path, "replica", "s0", device=None).threads == 1
     assert context(plan, tmp_path, "controller").threads == 1
     bound = planned(ON_CPUS, devices={"replica:s0": [4, 5]})
     assert context(bound, tmp_path, "replica", "s0").threads == 2
@@ -112,13 +116,13 @@ def test_a_replica_on_cores_has_as_many_threads_as_it_is_counted_for(monkeypatch
 def test_a_replica_that_may_lose_touch_holds_a_lease(tmp_path: Path) -> None:
     plan = planned(ON_CPUS)
     assert context(plan, tmp_path, "replica", "s0").holds_a_lease
-    assert not context(plan, tmp_path, "replica", "s0", on_cluster=False).holds_a_lease
+    assert not context(plan, tmp_path, "replica", "s0", device=None).holds_a_lease
     assert not context(plan, tmp_path, "trainer").holds_a_lease
-    assert make_context("unix://none", plan, "replica", "s0", tmp_path, "code", supervised=False).holds_a_lease
+    assert context(plan, tmp_path, "replica", "s0", device=None, supervised=False).holds_a_lease
 
 
 def test_the_first_word_of_a_service_names_its_machine_and_what_it_is_known_by(tmp_path: Path) -> None:
-    started = context(planned(ON_CPUS), tmp_path, "replica", "h0", token="t1").started()
+    started = context(planned(ON_CPUS), tmp_path, "replica", "h0").started()
     assert (started.token, started.machine, started.role, started.pid) == ("t1", machine_id(), "hybrid", os.getpid())
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bus.blobs import blob_ref
-from bus.connection import connect
 from bus.embedded import EmbeddedServer
 from bus.entry import Draft, Entry, Producer
 from bus.errors import ConfigError, GapError, LogChanged
@@ -21,6 +20,7 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.run_recorder import RunRecorder
 from bus.runs import run_keys
+from bus.server_checks import connect
 from bus.trimming import Trimming
 from services.launcher.reconcile import reconcile
 from tests.bus.factories import fact, generation, plan, started, steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -17,10 +18,11 @@ from bus.recording import Row
 from bus.redis_snapshots import RedisSnapshots
 from bus.snapshot import freeze
 from bus.snapshot_table import Snapshot, SnapshotTable
-from services.archiver.snapshot_copies import EVERY_S, SnapshotCopies
+from services.archiver.snapshot_copies import EVERY_S, SMALL_BYTES, SnapshotCopies
 from services.config_file import make_config
 from services.context import ServiceContext, make_context
 from services.controller.core import ControllerCore
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.plan import plan_run
 from services.snapshots import Snapshots
 from tests.replay.recordings import save, simulated_with
@@ -74,7 +76,8 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def context(redis_url: str, run: str, tmp_path: Path) -> ServiceContext:
-    return make_context(redis_url, plan_run(make_config(SETTINGS, "test"), run), "controller", "", tmp_path / "run", "code")
+    place = RunPlace(redis_url, run, tmp_path / "run")
+    return make_context(place, ServiceSpec("controller"), plan_run(make_config(SETTINGS, "test"), run), "code")
 
 
 @pytest.fixture
@@ -172,7 +175,8 @@ def test_a_state_that_cannot_be_frozen_and_a_server_that_is_away_are_in_no_ones_
     service.core.lock = {1, 2}  # type: ignore[attr-defined]
     service.take(len(store.entries))
     assert server.get("controller") is None
-    alone = Service(replace(context, url=f"unix://{tmp_path}/nobody.sock"), store)
+    nowhere = replace(context.place, url=f"unix://{tmp_path}/nobody.sock")
+    alone = Service(replace(context, place=nowhere), store)
     assert alone.restore() is None
     alone.take(len(store.entries))
 
@@ -210,6 +214,18 @@ def test_what_is_left_is_copied_at_the_end(context: ServiceContext, store: Memor
         copies.take(rows(store, len(store.entries)))
         assert kept(context.folder) is None
     assert kept(context.folder) == last(server).position
+
+
+def test_a_large_one_is_fetched_again_once_its_size_changes(context: ServiceContext, store: MemoryStore, server: RedisSnapshots) -> None:
+    random, now, seen = Random(1), [0.0], []
+    save(context.folder, store)
+    with SnapshotCopies(RedisSnapshots(context.url, context.run), context.folder, lambda: now[0]) as copies:
+        for position, num_bytes in ((3, 2 * SMALL_BYTES), (4, 2 * SMALL_BYTES), (5, 3 * SMALL_BYTES)):
+            server.put(Snapshot("controller", "code", position, position, "chain", random.randbytes(num_bytes)))
+            now[0] += 2 * EVERY_S
+            copies.take(rows(store, len(store.entries)))
+            seen.append(kept(context.folder))
+    assert seen == [3, 3, 5]
 
 
 def test_a_recording_that_takes_none_and_a_server_that_is_away_do_not_end_the_archiver(

@@ -20,7 +20,7 @@ from bus.redis_blobs import RedisBlobs
 from bus.redis_log import RedisLog
 from bus.trimming import Trimming
 from services.config_file import make_config
-from services.entry import ENDED, FENCED
+from services.exit_codes import ENDED, FENCED
 from services.plan import plan_run
 from tests.bus.factories import fact
 

@@ -22,11 +22,14 @@ from bus.events import (
     SampleDropped,
     SampleReady,
     SampleStarted,
+    StepDone,
+    WeightsPublished,
 )
 from bus.requests import Requests
 from services.archiver.payload_lives import PayloadLives
 from services.payloads import answer_blob, requested_prompt_blob, sample_blob
-from services.trainer.core import KEPT_CHECKPOINTS, TrainerCore
+from services.trainer.core import TrainerCore
+from services.trainer.kept import KEPT_CHECKPOINTS
 from tests.simulation.world import World
 
 REF = BlobRef(name="x", num_bytes=1, digest="0" * 32)
@@ -71,6 +74,16 @@ def saved(step: int) -> CheckpointSaved:
     return CheckpointSaved(step=step, version=step, position=step, uri=f"file:///{step}", digest="", seconds=0.0)
 
 
+def done(step: int) -> StepDone:
+    return StepDone(step=step, version=0, is_boundary=True, num_samples=1, seconds={}, metrics={})
+
+
+def published(step: int) -> tuple[StepDone, WeightsPublished]:
+    """After a step, as the version of its number."""
+    weights = WeightsPublished(version=step, revision=0, transport="file", uri=f"file:///w{step}", digest="", num_bytes=1, seconds=0.0)
+    return done(step), weights
+
+
 def batch(step: int, *samples: int) -> BatchFormed:
     return BatchFormed(step=step, samples=samples, micro_batches=(tuple(range(len(samples))),))
 
@@ -111,14 +124,24 @@ def test_a_sample_dies_when_it_is_dropped_or_when_no_redo_can_need_it() -> None:
     story = Story()
     story.tell(*(event for sample in range(5) for event in (SampleStarted(sample=sample, version=0), ready(sample))))
     assert story.tell(SampleDropped(sample=4, reason="stale")) == ["sample:4"]
-    assert story.tell(batch(1, 0, 1), batch(2, 2), batch(3, 3), saved(1), saved(2)) == []
+    batches = (batch(1, 0, 1), batch(2, 2), batch(3, 3))
+    assert story.tell(*batches, *published(1), saved(1), *published(2), saved(2), *published(3)) == []
     assert story.tell(saved(3)) == ["sample:0", "sample:1"]
-    assert story.tell(saved(4)) == ["sample:2"]
+    assert story.tell(*published(4), saved(4)) == ["sample:2"]
+
+
+def test_samples_that_the_published_weights_may_be_made_of_again_outlive_checkpoints_within_the_cycle() -> None:
+    story = Story()
+    story.tell(*(event for sample in range(3) for event in (SampleStarted(sample=sample, version=0), ready(sample))))
+    story.tell(*published(0), *(event for step in range(1, 4) for event in (batch(step, step - 1), done(step), saved(step))))
+    assert list(story.lives.live()) == ["sample:0", "sample:1", "sample:2"]
+    assert story.tell(*published(3)) == ["sample:0"]
 
 
 def test_a_second_outcome_of_a_sample_changes_nothing() -> None:
     story = Story()
-    story.tell(SampleStarted(sample=0, version=0), ready(0), batch(1, 0), *(saved(step) for step in range(1, KEPT_CHECKPOINTS + 1)))
+    steps = range(1, KEPT_CHECKPOINTS + 1)
+    story.tell(SampleStarted(sample=0, version=0), ready(0), batch(1, 0), *(saved(step) for step in steps), *published(steps[-1]))
     assert story.tell(ready(0)) == []
     assert list(story.lives.live()) == []
     assert story.lives.floor is None
@@ -166,7 +189,7 @@ def test_in_simulated_runs_nothing_is_asked_for_after_it_was_called_dead(logs: l
             for name in names_of(entry):
                 assert name not in dead, f"{entry.event!r} at {entry.position}: {name} was called dead at {dead[name]}"
             dead.update(dict.fromkeys(lives.apply(entry), entry.position))
-            redo = [sample for formed in trainer.history for sample in formed.samples] if trainer.checkpoints else []
+            redo = [sample for formed in trainer.history for sample in formed.samples] if trainer.kept.saved else []
             assert not [sample for sample in (*trainer.books.ready, *redo) if sample_blob(sample) in dead]
 
 
@@ -182,7 +205,7 @@ def test_in_simulated_runs_every_payload_is_dead_or_alive_at_the_end_and_the_liv
 
 
 def test_a_successor_that_begins_at_the_floor_comes_to_the_same(logs: list[list[Entry]]) -> None:
-    rare = ("CheckpointSaved", "ReplicaLost", "ServiceStarted", "BatchFormed")
+    rare = ("CheckpointSaved", "StepDone", "WeightsPublished", "ReplicaLost", "ServiceStarted", "BatchFormed")
     for entries in logs[:30]:
         lives = PayloadLives()
         for entry in entries:

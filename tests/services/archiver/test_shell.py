@@ -18,7 +18,7 @@ import pytest
 from bus.events import RolloutPaused, RunEnded, ServiceStopped, WaitSamples
 from bus.payload_recording import FILE_NAME as PAYLOADS
 from bus.recording import FILE_NAME, Recording
-from services.entry import ENDED, FENCED
+from services.exit_codes import ENDED, FENCED
 from tests.disks import SmallDisk
 from tests.services.archiver.runs import PATIENCE_S, Run, ended
 

@@ -12,7 +12,9 @@ from services.config_file import make_config
 from services.context import make_context
 from services.devices import Machine
 from services.engines.vllm_installed import InstalledVllm, installed_vllm, problem_of, problem_on, usable_vllm
-from services.entry import MISTAKEN, run_main
+from services.entry import run_main
+from services.exit_codes import MISTAKEN
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.plan import plan_run
 from tests.services.engines.conftest import NEEDS_VLLM
 from tests.serving import swingshift
@@ -95,7 +97,8 @@ def test_a_run_that_needs_a_vllm_that_is_not_here_is_refused_before_anything_is_
 def test_a_replica_that_is_started_by_itself_says_so_too_and_is_not_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_config({"rollout": {"engine": "vllm"}, "async_training": {"total_steps": 4}, "devices": "unpinned"}, "test")
     plan = plan_run(config, "r1", Machine((0, 1)))
-    assert run_main(make_context("redis://127.0.0.1:1", plan, "replica", "s0", tmp_path, "code", in_process=True)) == MISTAKEN
+    place = RunPlace("redis://127.0.0.1:1", "r1", tmp_path)
+    assert run_main(make_context(place, ServiceSpec("replica", "s0"), plan, "code", in_process=True)) == MISTAKEN
     assert "service cannot run: service=replica:s0 error=rollout.engine is vllm, and there is no vLLM in" in caplog.text
 
 

@@ -21,7 +21,7 @@ from services.engines.vllm import VllmEngine
 from services.engines.vllm_processes import alive as still_there
 from services.engines.vllm_processes import descendants
 from services.engines.vllm_server import VllmServer
-from services.replica.mailbox import KILLED
+from services.exit_codes import KILLED
 from services.weights.store import WeightsFile, WeightStore
 from tests.services.director import Director
 from tests.services.engines.conftest import NEEDS_VLLM
@@ -45,13 +45,15 @@ from services.context import make_context, read_plan
 from services.engines.config import EngineConfig
 from services.engines.protocol import Sampling
 from services.engines.vllm import VllmEngine
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.replica.shell import Replica
 from tests.services.engines.vllm_factories import vllm_model
 if __name__ == "__main__":
     url, run, name, folder = *sys.argv[1:4], Path(sys.argv[4])
     vllm_model(32).save_pretrained(folder / "model")
     engine = VllmEngine(EngineConfig(kind="vllm", max_model_len=4096, dtype="float32"), folder / "model")
-    Replica(make_context(url, read_plan(url, run, folder), "replica", name, folder, "test"), engine, Sampling(), Sampling(), slots=8).run()
+    context = make_context(RunPlace(url, run, folder), ServiceSpec("replica", name), read_plan(url, run, folder), "test")
+    Replica(context, engine, Sampling(), Sampling(), slots=8).run()
 """
 
 

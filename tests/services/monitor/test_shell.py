@@ -15,7 +15,8 @@ from bus.history import History
 from bus.memory_log import MemoryLog, MemoryStore
 from bus.recorder import Recorder
 from bus.redis_log import RedisLog
-from services.monitor.shell import follow, watch
+from services.monitor.reading import follow
+from services.monitor.shell import watch
 from tests.replay.recordings import simulated
 
 

@@ -14,6 +14,7 @@ from bus.redis_log import RedisLog
 from bus.snapshot import freeze
 from services.config_file import make_config
 from services.context import ServiceContext, make_context
+from services.launcher.protocol import RunPlace, ServiceSpec
 from services.plan import plan_run
 from services.policy.candidate import Candidate, Choice, Ended, WillNotDo
 from services.policy.core import PolicyCore
@@ -68,7 +69,7 @@ class Copied:
 def context(redis_url: str, run: str, tmp_path: Path) -> ServiceContext:
     (tmp_path / "run").mkdir()
     planned = plan_run(make_config(SETTINGS, "test"), run)
-    return make_context(redis_url, planned, "policy", "", tmp_path / "run", "code", request=REQUEST, candidate=True)
+    return make_context(RunPlace(redis_url, run, tmp_path / "run"), ServiceSpec("policy", request=REQUEST, candidate=True), planned, "code")
 
 
 @pytest.fixture
