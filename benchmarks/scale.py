@@ -1,6 +1,6 @@
 """How far one server goes: 1,000 replicas with 64 requests each at the rates of real ones, all services, and a recording.
 
-    python -m benchmarks.scale [--replicas 1000] [--seconds 40] [--warm-up 140] [--server redis-server] [--quick]
+    python -m benchmarks.scale [--replicas 1000] [--seconds 40] [--warm-up 140] [--server redis-server] [--server-disk DIR] [--quick]
 
     replicas (5 connections each) ─▶ server on a TCP port ◀─ services: rollouter, trainer, controller, policy          the real archiver
                                       ▲           └─▶ watcher: how late is what it reads?       (benchmarks/scale_watch.py)
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shutil
+import tempfile
 import time
 from array import array
 from collections.abc import Sequence
@@ -82,10 +83,10 @@ def end(log: RedisLog) -> None:
     log.append(Producer("controller", 0), [Draft(RunEnded(reason="completed"), False, 0, time.monotonic_ns())])
 
 
-def measure(binary: Path, folder: Path, load: Load, seconds: float, warm_up_s: float) -> dict[str, object]:
+def measure(binary: Path, folder: Path, server_folder: Path, load: Load, seconds: float, warm_up_s: float) -> dict[str, object]:
     """Runs it; returns the result."""
     processes = Processes(folder)
-    with running(binary, folder / "server") as server:
+    with running(binary, server_folder) as server:
         goes_first = server.goes_first()
         try:
             idle = idle_latency(server, processes, load)
@@ -249,7 +250,8 @@ def main() -> None:
         "--warm-up", type=float, default=WARM_UP_S, metavar="SECONDS", help="after the replicas are full (default: %(default)g)"
     )
     parser.add_argument("--server", type=Path, help="its program; else the one that a run would start")
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--folder", type=Path, help="of the recording, and of all else that has no other")
+    parser.add_argument("--server-disk", type=Path, help="a folder on the disk that the server's file is to be on; else that of --folder")
     parser.add_argument("--quick", action="store_true", help="a few replicas for a few seconds: whether it works")
     given = parser.parse_args()
     load, seconds, warm_up_s = Load(replicas=given.replicas), given.seconds, given.warm_up
@@ -260,7 +262,8 @@ def main() -> None:
     folder = given.folder or scratch("scale")
     try:
         result = {"server": f"{name} {'.'.join(map(str, version))}", "replicas": load.replicas}
-        result |= measure(binary, folder, load, seconds, warm_up_s)
+        with tempfile.TemporaryDirectory(dir=given.server_disk or folder) as of_server:
+            result |= measure(binary, folder, Path(of_server) / "server", load, seconds, warm_up_s)
     finally:
         if not given.folder:
             shutil.rmtree(folder)
