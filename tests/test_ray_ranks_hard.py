@@ -9,9 +9,11 @@ from swingshift import replay
 from tests.clusters import ThreeNodes, run_on
 from tests.test_end_to_end import TRAINING, steps_of
 
+STEPS = 40
+"""So many that the run is not over before the loss of a node is felt."""
 SETTINGS = (
     "actor.ranks=2", "actor.rank_timeout_s=120", "replicas.standalone=1", "replicas.hybrid=0",
-    "async_training.total_steps=6", "async_training.on_redo_diverged=stop", "cluster.strategy=strict_spread",
+    f"async_training.total_steps={STEPS}", "async_training.on_redo_diverged=stop", "cluster.strategy=strict_spread",
 )  # fmt: skip
 
 
@@ -30,7 +32,7 @@ def test_ranks_on_different_nodes_train_the_bits_of_local_ones_also_after_one_ha
         assert process.end() == 0, process.account()
     entries = process.recorded()
     events = [entry.event for entry in entries]
-    assert steps_of(entries) == list(range(1, 7))
+    assert steps_of(entries) == list(range(1, STEPS + 1))
     assert sum(entry.source == "trainer" and isinstance(entry.event, ServiceStarted) for entry in entries) == 2
     details = [event.detail for event in events if isinstance(event, ServiceLost) and event.service == "trainer"]
     assert len(details) == 1
