@@ -64,13 +64,15 @@ class VllmLoop:
         assert self._loop is not None, "a loop is started before it is called"
         self._loop.call_soon_threadsafe(action)
 
-    def stop(self, within_s: float) -> None:
-        """What it still waits for never ends. One that hangs is left alone after so long."""
+    def stop(self, within_s: float) -> bool:
+        """What it still waits for never ends. Whether its thread has ended: one that hangs may be asked again, or left alone."""
         loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
         if loop is None or thread is None:
-            return
+            return True
         loop.call_soon_threadsafe(loop.stop)
         thread.join(within_s)
-        if not loop.is_running():
-            loop.close()
+        if thread.is_alive():
+            return False
+        self._loop = self._thread = None
+        loop.close()
+        return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from multiprocessing.process import BaseProcess
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 END_S = 10.0
-"""How long its processes may take to be gone after they were killed."""
+"""How long its processes may take to be gone after they were killed, and a start that was cut short to notice."""
+START_POLL_S = 0.1
 SAY_THAT_THEY_KILL = ("vllm.v1.utils", "vllm.utils.system_utils")
 """Loggers of vLLM's that warn of what `close` asks for."""
 
@@ -202,16 +204,15 @@ class VllmServer:
         """Ends its processes, by force, and the thread."""
         self._closing = True
         segments = vllm_processes.shared_memory(self._processes)
+        for name in SAY_THAT_THEY_KILL:
+            logging.getLogger(name).setLevel(logging.ERROR)
         if self._llm is None:
-            # The loop may be waiting for them to start, and then cannot be told to shut down.
-            vllm_processes.end(self._processes, END_S)
-        if self._loop.started:
+            self._end_start()
+        elif self._loop.started:
             try:
-                self.call("shutdown", self._shut_down(), END_S)
+                self.call("shutdown", self._shut_down(self._llm), END_S)
             except EngineError as error:
                 logger.warning("vLLM did not shut down: error=%s", error)
-                # A start that was cut short goes on there, and may have started some only now.
-                self._adopt()
         for process in vllm_processes.end(self._processes, END_S):
             logger.error("vLLM's process was killed, and is still there: pid=%s", process.pid)
         self._loop.stop(END_S)
@@ -270,14 +271,20 @@ class VllmServer:
             why = self._folder.last_error() if self._folder is not None else ""
             self._ended(f"vLLM's process {child.name} ({child.pid}) has ended with exit code {child.exitcode}{why and f': {why}'}")
 
-    async def _shut_down(self) -> None:
+    def _end_start(self) -> None:
+        """A start that failed, or was cut short: then it goes on in its thread, and may start processes until that has ended."""
+        give_up = time.monotonic() + END_S
+        while True:
+            self._adopt()
+            vllm_processes.end(self._processes, END_S)
+            if self._loop.stop(START_POLL_S) or time.monotonic() > give_up:
+                return
+
+    async def _shut_down(self, llm: AsyncLLM) -> None:
         for child in self._children:
             asyncio.get_running_loop().remove_reader(child.sentinel)
-        for name in SAY_THAT_THEY_KILL:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        if self._llm is not None:
-            self._llm.shutdown(timeout=0)
-            _close_sockets(self._llm.engine_core)
+        llm.shutdown(timeout=0)
+        _close_sockets(llm.engine_core)
 
 
 def _client_in(error: BaseException) -> MPClient | None:
