@@ -204,15 +204,8 @@ class VllmServer:
         """Ends its processes, by force, and the thread."""
         self._closing = True
         segments = vllm_processes.shared_memory(self._processes)
-        for name in SAY_THAT_THEY_KILL:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        if self._llm is None:
-            self._end_start()
-        elif self._loop.started:
-            try:
-                self.call("shutdown", self._shut_down(self._llm), END_S)
-            except EngineError as error:
-                logger.warning("vLLM did not shut down: error=%s", error)
+        if self._loop.started:
+            self._shut_down()
         for process in vllm_processes.end(self._processes, END_S):
             logger.error("vLLM's process was killed, and is still there: pid=%s", process.pid)
         self._loop.stop(END_S)
@@ -280,7 +273,18 @@ class VllmServer:
             if self._loop.stop(START_POLL_S) or time.monotonic() > give_up:
                 return
 
-    async def _shut_down(self, llm: AsyncLLM) -> None:
+    def _shut_down(self) -> None:
+        for name in SAY_THAT_THEY_KILL:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        if self._llm is None:
+            self._end_start()
+            return
+        try:
+            self.call("shutdown", self._end_llm(self._llm), END_S)
+        except EngineError as error:
+            logger.warning("vLLM did not shut down: error=%s", error)
+
+    async def _end_llm(self, llm: AsyncLLM) -> None:
         for child in self._children:
             asyncio.get_running_loop().remove_reader(child.sentinel)
         llm.shutdown(timeout=0)
