@@ -26,6 +26,7 @@ from bus.events import (
     SampleStarted,
     ServiceStarted,
     StepDone,
+    WeightsPublished,
 )
 from bus.keys import Keys
 from bus.log import Log
@@ -155,7 +156,14 @@ class ManyReplicas:
         )  # fmt: skip
         if step % self.load.cycle_steps == 0:
             version = step // self.load.cycle_steps
-            self.say(CheckpointSaved(step=step, version=version, position=self.position, uri="file:///weights", digest="", seconds=0.0))
+            self.say(
+                WeightsPublished(
+                    version=version, revision=0, transport="file", uri=f"file:///weights-{version}", digest="", num_bytes=1, seconds=0.0
+                ),
+                CheckpointSaved(
+                    step=step, version=version, position=self.position, uri=f"file:///checkpoint-{step}", digest="", seconds=0.0
+                ),
+            )
 
 
 def _draft(event: Event) -> Draft:
