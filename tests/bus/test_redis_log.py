@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,7 @@ from bus.alive import Alive, living_epochs
 from bus.blobs import DIGEST_BYTES, blob_digest
 from bus.connection import Connection
 from bus.embedded import EmbeddedServer
-from bus.entry import Producer
+from bus.entry import Entry, Producer
 from bus.errors import BlobMissing, CodecError, ConfigError, EntryTooLarge, GapError, LogChanged, LogMissing, LogUnavailable, ServerFull
 from bus.events import RunPlanned
 from bus.inboxes import Inboxes
@@ -176,15 +176,20 @@ def test_an_append_to_a_deleted_log_does_not_begin_a_new_one(world: RedisWorld) 
     assert world.server.call("EXISTS", world.keys.log, world.keys.meta) == 0
 
 
-def test_a_blocked_reader_of_a_deleted_log_does_not_wait_on_in_silence(world: RedisWorld) -> None:
-    log = world.client()
-    thread, outcome = in_thread(lambda: log.read(1, 10, LONG_BLOCK_MS))
+def assert_hears_of_the_deletion(world: RedisWorld, read: Callable[[], Sequence[Entry]]) -> None:
+    """Who waits in `read` when the log is deleted."""
+    thread, outcome = in_thread(read)
     blocked_client(world.server)
     world.delete()
     thread.join()
     (error,) = outcome
     assert isinstance(error, LogChanged)
     assert "the log is gone" in str(error)
+
+
+def test_a_blocked_reader_of_a_deleted_log_does_not_wait_on_in_silence(world: RedisWorld) -> None:
+    log = world.client()
+    assert_hears_of_the_deletion(world, lambda: log.read(1, 10, LONG_BLOCK_MS))
 
 
 def test_a_log_that_was_written_by_hand_takes_no_more_entries(world: RedisWorld) -> None:
@@ -428,13 +433,7 @@ def test_a_reader_of_an_inbox_that_waits_finds_that_its_log_was_deleted_or_went_
     other.append(OPERATOR, [fact(generation("2.0", "b0"))])
     with pytest.raises(LogChanged, match=r"entry 2 has chain .* went on differently"):
         log.read_inbox("a0", 2, 10, 20)
-    thread, outcome = in_thread(lambda: other.read_inbox("b0", 2, 10, LONG_BLOCK_MS))
-    blocked_client(world.server)
-    world.delete()
-    thread.join()
-    (error,) = outcome
-    assert isinstance(error, LogChanged)
-    assert "the log is gone" in str(error)
+    assert_hears_of_the_deletion(world, lambda: other.read_inbox("b0", 2, 10, LONG_BLOCK_MS))
 
 
 def test_large_batches_go_through_in_one_piece(world: RedisWorld) -> None:
